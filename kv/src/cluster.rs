@@ -6,8 +6,6 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::rc::Rc;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -15,7 +13,10 @@ use caravan_van::Secret;
 
 use crate::config::{ClusterConfig, NodeConfig};
 use crate::error::{Error, Result, panicked};
-use crate::node::{self, Apps, Program, Role, Scheduler, Step, Target, TaskId, Van};
+use crate::node::{
+    self, Answered, Apps, AtDesk, Desk, Group, Party, Program, RequestId, Role, Scheduler, Step,
+    Target, TaskId, Van,
+};
 use crate::secret::SecretSource;
 use crate::server::Handles;
 use crate::worker::{Watch, Worker};
@@ -42,8 +43,6 @@ pub struct Cluster {
     children: Vec<Node<Child>>,
     threads: Vec<Node<JoinHandle<Result<()>>>>,
     simulated: Vec<Node<node::SimulatedNode>>,
-    /// Stops simulated servers.
-    stop: Arc<AtomicBool>,
     /// The name of this driver's job; empty for the one that started the cluster.
     job: String,
     /// The part of the job that runs, if any.
@@ -92,7 +91,6 @@ impl Cluster {
             children: Vec::new(),
             threads: Vec::new(),
             simulated: Vec::new(),
-            stop: Arc::default(),
             job: String::new(),
             part: None,
         };
@@ -134,7 +132,6 @@ impl Cluster {
             children: Vec::new(),
             threads: Vec::new(),
             simulated: Vec::new(),
-            stop: Arc::default(),
             job: job.to_owned(),
             part: None,
         })
@@ -190,11 +187,10 @@ impl Cluster {
                 }
                 Launch::Simulated(handles, apps) => {
                     let config = self.config.node.clone();
-                    let stop = self.stop.clone();
                     let handles = handles.clone();
                     let apps = apps.clone();
                     let run = move || match role {
-                        Role::Server => node::run_simulated_server(&config, rank, &handles, &stop),
+                        Role::Server => node::run_server(&config, Some(rank), 1, &handles, false),
                         Role::Worker => node::run_worker(&config, Some(rank), &apps, false),
                     };
                     let run = node::SimulatedNode::start(&name, run)?;
@@ -328,6 +324,37 @@ impl Cluster {
         self.scheduler.borrow().now()
     }
 
+    /// Lets `use_it` make and answer requests to other nodes, and sends them. Requests to the
+    /// scheduler are answered here, and whenever this driver waits for something.
+    ///
+    /// # Errors
+    /// [`Error::NodeLost`].
+    pub fn desk<T>(&mut self, use_it: impl FnOnce(&mut Desk) -> T) -> Result<T> {
+        self.scheduler.borrow_mut().with_desk(use_it)
+    }
+
+    /// Waits until a request to other nodes is complete, and returns their answers, in order of the
+    /// nodes.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] names the nodes that have not answered, and the caller may wait again;
+    /// [`Error::Config`] if there is no such node, or this driver has not started the cluster;
+    /// [`Error::NodeLost`].
+    pub fn wait_for(&mut self, request: RequestId, timeout: Duration) -> Result<Vec<Answered>> {
+        self.scheduler.borrow_mut().wait_for(request, timeout)
+    }
+
+    /// Waits until all nodes of a group have reached the barrier called `name`. Workers that take
+    /// part are in a task of this part of the job.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] names the missing nodes; as [`Cluster::wait_for`].
+    pub fn meet(&mut self, group: Group, name: &str) -> Result<()> {
+        let namespace = self.namespace();
+        let name = if namespace.is_empty() { name } else { &node::within(&namespace, name) };
+        self.scheduler.borrow_mut().meet(Party::Group(group), name, self.config.node.join_timeout)
+    }
+
     /// A client of the servers for the calling thread. It checks for lost nodes while it waits: a
     /// request ends with [`Error::NodeLost`] within five heartbeats after any node has stopped.
     ///
@@ -357,7 +384,6 @@ impl Cluster {
         if !self.job.is_empty() {
             return self.scheduler.borrow_mut().forget("");
         }
-        self.stop.store(true, Ordering::Relaxed);
         self.scheduler.borrow_mut().end(None)?;
         let mut outcome = Outcome { first: Ok(()), spared: self.config.node.losses_max };
         let mut scheduler = self.scheduler.borrow_mut();
@@ -406,7 +432,6 @@ impl Drop for Cluster {
             let _ = child.run.kill();
             let _ = child.run.wait();
         }
-        self.stop.store(true, Ordering::Relaxed);
         if !(self.threads.is_empty() && self.simulated.is_empty()) {
             let _ = self.scheduler.borrow_mut().end(Some("the cluster was dropped"));
         }

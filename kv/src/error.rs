@@ -131,6 +131,12 @@ pub enum Error {
         /// The timestamp.
         timestamp: u64,
     },
+    /// A request of another node that has its answer.
+    #[error("request {number} of another node was answered before, or never made")]
+    Answered {
+        /// Its number.
+        number: u64,
+    },
     /// A task ended with an error at the node that ran it.
     #[error("{node} failed at {app}: {reason}")]
     TaskFailed {

@@ -70,7 +70,10 @@ pub use config::{ClusterConfig, JobRole, NodeConfig};
 pub use cost::Cost;
 pub use error::{Error, Result};
 pub use map::{Placed, Placement};
-pub use node::{App, Apps, Step, Target, TaskId, Van, WorkerNode};
+pub use node::{
+    Answered, App, Apps, Asked, Desk, Group, NodeName, Recipients, RequestId, Responder, Step,
+    Target, TaskId, Token, Van, WorkerNode,
+};
 pub use runs::Runs;
 pub use secret::SecretSource;
 pub use server::{Handles, ServerThread, Shard};
@@ -79,7 +82,11 @@ pub use table::{Initial, Store, TableSpec, ValueType};
 pub use tracker::{Answer, Callback, Timestamp};
 pub use worker::{ServerAddress, Table, Worker};
 
-/// The program in the README builds.
+/// The programs in the pages build.
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
 struct Readme;
+
+#[cfg(doctest)]
+#[doc = include_str!("../docs/requests.md")]
+struct Requests;

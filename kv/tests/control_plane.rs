@@ -131,6 +131,14 @@ fn node(role: u8, rank: Option<u32>) -> Identity {
     Identity { role, rank, incarnation: STARTED.fetch_add(1, Ordering::Relaxed) }
 }
 
+fn barrier(name: &str) -> Value {
+    json!({ "Post": { "Barrier": { "party": { "Group": 4 }, "name": name } } })
+}
+
+fn missing_at(name: &str) -> Value {
+    json!({ "Post": { "Missing": { "party": { "Group": 4 }, "name": name } } })
+}
+
 fn join() -> Value {
     let vans = json!([{ "van": "tcp", "threads": { "Ok": ["127.0.0.1:1"] } }]);
     json!({ "Join": { "pid": 1, "beats": true, "vans": vans } })
@@ -218,8 +226,11 @@ fn what_is_asked_too_early_or_makes_no_sense_closes_the_lane() {
     let config = config(1, 1);
     let mut scheduler = Scheduler::bind(&config).unwrap();
     for words in [
-        json!({ "Barrier": { "name": "early" } }),
-        json!({ "Missing": { "name": "early" } }),
+        barrier("early"),
+        missing_at("early"),
+        json!({ "Post": { "Request": { "id": 1, "to": { "Group": 7 }, "responder": "r",
+            "command": 0, "body": "" } } }),
+        json!({ "Post": { "Answer": { "number": 1, "outcome": { "Ok": "no base 64" } } } }),
         json!("Alive"),
         json!("End"),
         json!({ "Run": { "app": "dbpg", "body": null } }),
@@ -249,23 +260,30 @@ fn barriers_have_bounds() {
     let scheduler = &mut scheduler;
     let (mut worker, _) = lanes.remove(1);
     // It waits at one barrier at a time, so that names do not pile up; the other members continue.
-    for name in ["a", "b"] {
-        worker.begin(&json!({ "Barrier": { "name": name } }));
+    let mut first = worker.begin(&barrier("a"));
+    for name in ["b", "a", "b"] {
+        let next = worker.begin(&barrier(name));
+        let heard = worker.answer(first);
+        assert!(matches!(&heard, Heard::Refused(why) if why.contains("no longer")), "{heard:?}");
+        first = next;
     }
-    let heard = worker.ask(&json!({ "Missing": { "name": "a" } }));
+    let heard = worker.ask(&missing_at("a"));
     assert!(matches!(&heard, Heard::Refused(why) if why.contains("does not wait")), "{heard:?}");
-    let heard = worker.ask(&json!({ "Missing": { "name": "b" } }));
-    assert_eq!(heard, Heard::Answer(json!("worker 1")));
-    let heard = worker.ask(&json!({ "Missing": { "name": "nobody's" } }));
+    let heard = worker.ask(&missing_at("b"));
+    assert_eq!(heard, Heard::Answer(json!({ "Missing": [{ "Worker": 1 }] })));
+    assert!(matches!(worker.answer(first), Heard::Refused(_)));
+    let heard = worker.ask(&missing_at("nobody's"));
     assert!(matches!(heard, Heard::Refused(_)), "{heard:?}");
-    let waits = worker.begin(&json!({ "Barrier": { "name": "c" } }));
+    let waits = worker.begin(&barrier("c"));
     let (mut other, _) = lanes.remove(1);
-    assert_eq!(other.ask(&json!({ "Barrier": { "name": "c" } })), Heard::Answer(json!(null)));
-    assert_eq!(worker.answer(waits), Heard::Answer(json!(null)));
-    // A server waits only with servers.
+    let met = Heard::Answer(json!({ "Asked": [] }));
+    assert_eq!(other.ask(&barrier("c")), met);
+    assert_eq!(worker.answer(waits), met);
+    // A server is none of the workers.
     let (server, _) = &mut lanes[0];
-    assert_eq!(server.ask(&json!({ "Barrier": { "name": "c" } })), Heard::Answer(json!(null)));
-    let long = json!({ "Barrier": { "name": "x".repeat(257) } });
+    let heard = server.ask(&barrier("c"));
+    assert!(matches!(&heard, Heard::Refused(why) if why.contains("none of workers")), "{heard:?}");
+    let long = barrier(&"x".repeat(257));
     assert_eq!(other.ask(&long), Heard::Closed);
     let error = scheduler.check_members().unwrap_err().to_string();
     assert!(error.contains("worker 1") && error.contains("257 bytes"), "{error}");
@@ -335,9 +353,9 @@ fn a_worker_has_a_bounded_number_of_tasks() {
     let (mut scheduler, _, mut lanes) = complete(2);
     let mut submit = || scheduler.submit(Target::Worker(0), "app", &Value::Null);
     let tasks: Vec<_> = std::iter::from_fn(|| submit().ok()).take(1000).collect();
-    assert_eq!(tasks.len(), 62);
+    assert_eq!(tasks.len(), 61);
     let error = submit().unwrap_err().to_string();
-    assert!(error.contains("worker 0 has 62 tasks") && error.contains("wait for one"), "{error}");
+    assert!(error.contains("worker 0 has 61 tasks") && error.contains("wait for one"), "{error}");
     // Neither worker was sent a part of a task that was refused.
     assert!(scheduler.submit(Target::Workers, "app", &Value::Null).is_err());
     let others = scheduler.submit(Target::Worker(1), "app", &Value::Null).unwrap();

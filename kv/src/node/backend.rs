@@ -5,6 +5,8 @@ use std::fs;
 use std::net::{IpAddr, ToSocketAddrs};
 use std::path::Path;
 use std::str::FromStr;
+use std::sync::mpsc::{Receiver, RecvError, TryRecvError};
+use std::time::Duration;
 
 use caravan_fallback_tcp::Tcp;
 use caravan_numa::{NumaId, interface_addresses, names_in};
@@ -215,6 +217,11 @@ impl SimulatedNode {
         node.map(SimulatedNode).map_err(|source| Error::Spawn { what: name.to_owned(), source })
     }
 
+    /// Whether it has ended.
+    pub(crate) fn is_finished(&self) -> bool {
+        self.0.is_finished()
+    }
+
     /// Waits for the node and returns its result.
     ///
     /// # Errors
@@ -225,6 +232,25 @@ impl SimulatedNode {
         self.0.join().unwrap_or_else(|stopped| Err(lost(stopped)))
     }
 }
+
+/// Receives what another thread of this node sends.
+///
+/// # Errors
+/// If it never will.
+pub(crate) fn receive<T>(from: &Receiver<T>) -> Result<T, RecvError> {
+    // A simulated thread that waited outside the network would stop all others.
+    let Some(network) = sim::Network::here() else { return from.recv() };
+    loop {
+        match from.try_recv() {
+            Ok(received) => return Ok(received),
+            Err(TryRecvError::Disconnected) => return Err(RecvError),
+            Err(TryRecvError::Empty) => network.sleep(LOOK),
+        }
+    }
+}
+
+/// Simulated time between two looks at what another thread has sent.
+const LOOK: Duration = Duration::from_millis(1);
 
 /// A van opened before the cluster has chosen one, or why it could not be opened.
 pub(crate) type Opened = (Van, Result<Box<dyn Transport>>);

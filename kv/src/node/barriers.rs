@@ -1,73 +1,89 @@
-//! Workers waiting at barriers of the tasks that they run. A worker waits at one at a time, so there
-//! are never more barriers than workers.
+//! Nodes waiting at barriers, of groups and of tasks. A node waits at one at a time, so there are
+//! never more barriers than nodes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use caravan_van::PeerId;
+use serde::{Deserialize, Serialize};
 
-use super::members::{Seat, Violation};
+use super::group::{Group, NodeName};
 
 /// Longest name of a barrier, in bytes.
 pub(crate) const NAME_BYTES_MAX: usize = 256;
 
-/// A worker at a barrier, and where to send the answer.
+/// Who meets at a barrier.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(crate) enum Party {
+    /// All nodes of a group.
+    Group(Group),
+    /// The workers that run the task of this number.
+    Task(u64),
+}
+
+/// A node at a barrier, and where to send the answer.
 pub(crate) struct Waiting {
-    pub(crate) seat: Seat,
+    pub(crate) node: NodeName,
     pub(crate) peer: PeerId,
     pub(crate) timestamp: u64,
 }
 
-/// A barrier of a task.
-#[derive(Default)]
 struct Barrier {
     waiting: Vec<Waiting>,
-    /// Ranks of the task's other workers.
-    missing: BTreeSet<usize>,
+    /// The other nodes of the party.
+    missing: BTreeSet<NodeName>,
 }
 
-/// All barriers with waiting workers, by task and name.
+/// All barriers with waiting nodes, by party and name.
 #[derive(Default)]
-pub(crate) struct Barriers(BTreeMap<(u64, String), Barrier>);
+pub(crate) struct Barriers(BTreeMap<(Party, String), Barrier>);
 
 impl Barriers {
-    /// Adds a worker to a barrier of the task that workers of these `ranks` run. Returns all that
-    /// wait there once none is missing.
-    ///
-    /// # Errors
-    /// If the name is too long.
+    /// Adds one of these `nodes`, who are the party, to its barrier called `name`. Returns all that
+    /// wait there once none is missing. The node must not wait at another.
     pub(crate) fn arrive(
         &mut self,
-        task: u64,
+        party: Party,
         name: String,
         waiting: Waiting,
-        ranks: &BTreeSet<usize>,
-    ) -> Result<Vec<Waiting>, Violation> {
-        if name.len() > NAME_BYTES_MAX {
-            return Err(Violation::LongName(name.len()));
-        }
-        // A worker that asks again has given up its earlier wait.
-        self.forget(waiting.seat);
-        let new = || Barrier { waiting: Vec::new(), missing: ranks.clone() };
-        let barrier = self.0.entry((task, name)).or_insert_with(new);
-        barrier.missing.remove(&waiting.seat.rank);
+        nodes: BTreeSet<NodeName>,
+    ) -> Vec<Waiting> {
+        let new = || Barrier { waiting: Vec::new(), missing: nodes };
+        let barrier = self.0.entry((party, name)).or_insert_with(new);
+        barrier.missing.remove(&waiting.node);
         barrier.waiting.push(waiting);
-        Ok(self.full())
+        self.full()
     }
 
-    /// Ends a worker's wait and returns the ranks of those that have not come; `None` if it did not
-    /// wait.
-    pub(crate) fn give_up(&mut self, task: u64, name: String, seat: Seat) -> Option<Vec<usize>> {
-        let barrier = self.0.get(&(task, name))?;
-        let waits = barrier.waiting.iter().any(|waiting| waiting.seat == seat);
-        let missing = barrier.missing.iter().copied().collect();
-        self.forget(seat);
-        waits.then_some(missing)
+    /// The nodes that have not come to a barrier; `None` if this node does not wait there.
+    pub(crate) fn missing(
+        &self,
+        party: Party,
+        name: String,
+        node: NodeName,
+    ) -> Option<BTreeSet<NodeName>> {
+        let barrier = self.0.get(&(party, name))?;
+        let waits = barrier.waiting.iter().any(|waiting| waiting.node == node);
+        waits.then(|| barrier.missing.clone())
     }
 
-    /// Has nobody wait for a worker any more. Returns those that have waited for it alone.
-    pub(crate) fn lose(&mut self, rank: usize) -> Vec<Waiting> {
+    /// Ends the wait of a node, if it waits: it is missing again.
+    pub(crate) fn forget(&mut self, node: NodeName) -> Option<Waiting> {
+        let mut found = None;
+        self.0.retain(|_, Barrier { waiting, missing }| {
+            if let Some(at) = waiting.iter().position(|waiting| waiting.node == node) {
+                found = Some(waiting.remove(at));
+                missing.insert(node);
+            }
+            !waiting.is_empty()
+        });
+        found
+    }
+
+    /// Has nobody wait for a node any more. Returns those that have waited for it alone.
+    pub(crate) fn lose(&mut self, node: NodeName) -> Vec<Waiting> {
+        self.forget(node);
         self.0.values_mut().for_each(|barrier| {
-            barrier.missing.remove(&rank);
+            barrier.missing.remove(&node);
         });
         self.full()
     }
@@ -77,16 +93,42 @@ impl Barriers {
         let is_full = |_: &_, barrier: &mut Barrier| barrier.missing.is_empty();
         self.0.extract_if(.., is_full).flat_map(|(_, barrier)| barrier.waiting).collect()
     }
+}
 
-    /// Ends any wait of a worker.
-    pub(crate) fn forget(&mut self, seat: Seat) {
-        self.0.retain(|_, Barrier { waiting, missing }| {
-            let before = waiting.len();
-            waiting.retain(|waiting| waiting.seat != seat);
-            if waiting.len() < before {
-                missing.insert(seat.rank);
-            }
-            !waiting.is_empty()
-        });
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WORKERS: [NodeName; 2] = [NodeName::Worker(0), NodeName::Worker(1)];
+
+    fn arrive(barriers: &mut Barriers, party: Party, node: NodeName) -> usize {
+        let waiting = Waiting { node, peer: PeerId(1), timestamp: 1 };
+        barriers.arrive(party, "here".to_owned(), waiting, WORKERS.into()).len()
+    }
+
+    #[test]
+    fn a_task_and_a_group_meet_apart_at_one_name() {
+        let (group, task) = (Party::Group(Group::WORKERS), Party::Task(4));
+        let barriers = &mut Barriers::default();
+        assert_eq!(arrive(barriers, group, WORKERS[0]), 0);
+        assert_eq!(arrive(barriers, task, WORKERS[1]), 0);
+        assert_eq!(barriers.missing(group, "here".to_owned(), WORKERS[1]), None);
+        // Who is lost does not wait, and is waited for by nobody.
+        assert_eq!(barriers.lose(WORKERS[1]).len(), 1);
+        assert!(barriers.0.is_empty());
+    }
+
+    #[test]
+    fn who_gives_up_is_missing_again() {
+        let task = Party::Task(4);
+        let barriers = &mut Barriers::default();
+        assert_eq!(arrive(barriers, task, WORKERS[0]), 0);
+        assert!(barriers.forget(WORKERS[0]).is_some() && barriers.forget(WORKERS[0]).is_none());
+        assert_eq!(arrive(barriers, task, WORKERS[1]), 0);
+        assert_eq!(
+            barriers.missing(task, "here".to_owned(), WORKERS[1]),
+            Some([WORKERS[0]].into())
+        );
+        assert_eq!(arrive(barriers, task, WORKERS[0]), 2);
     }
 }

@@ -1,14 +1,17 @@
 //! Messages between nodes and the scheduler: requests and replies of the van with JSON values.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
+use base64::prelude::{BASE64_STANDARD, Engine as _};
 use caravan_van::wire::{Coding, Hello, Kind};
 use caravan_van::{Draft, Endpoint, Identity, Message, PeerId, Values};
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::backend::{Van, is_simulated};
+use super::barriers::Party;
 use super::choice::Candidate;
+use super::group::{NodeName, Recipients};
 use crate::error::{Error, Result};
 use crate::worker::ServerAddress;
 
@@ -33,9 +36,9 @@ impl std::fmt::Display for Role {
 /// Credits of lanes to the scheduler; a node makes few requests at a time.
 pub(crate) const CREDITS: u16 = 64;
 
-/// Most tasks that a worker may have at a time. The credits of its lane carry them, the news of a
-/// loss, and the end.
-pub(super) const TASKS_MAX: usize = CREDITS as usize - 2;
+/// Most tasks that a worker may have at a time. The credits of its lane carry them, letters, the
+/// news of a loss, and the end.
+pub(super) const TASKS_MAX: usize = CREDITS as usize - 3;
 
 /// Role numbers of processes, as their lanes prove them in [`Hello::role`].
 pub(crate) const SCHEDULER: u8 = 1;
@@ -79,10 +82,8 @@ pub(crate) fn identity(role: u8, rank: Option<usize>) -> Identity {
 pub(crate) enum Ask {
     /// Join the cluster. Answered with a [`Roster`] when the cluster is complete.
     Join(Join),
-    /// Answered when all workers of the task of this number, which the sender runs, have asked this.
-    Barrier { task: u64, name: String },
-    /// Give up waiting at this barrier. Answered with the names of those that did not come.
-    Missing { task: u64, name: String },
+    /// What concerns other nodes.
+    Post(Post),
     /// The member that this lane has proved to be is alive. Answered with [`Pulse`].
     Alive,
     /// Start a sub-task of the task of this number, which the sender runs. Answered with
@@ -126,6 +127,65 @@ impl Target {
     }
 }
 
+/// What a node wants of others, or answers them. The scheduler hands it on.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Post {
+    /// Make a request; `id` is the sender's. Acknowledged with the nodes that it goes to.
+    Request { id: u64, to: Recipients, responder: String, command: i32, body: Body },
+    /// Answer the request with this number in its [`Letter`]. Acknowledged with no nodes.
+    Answer { number: u64, outcome: Result<Body, String> },
+    /// Acknowledged with no nodes when all nodes of the party have asked this.
+    Barrier { party: Party, name: String },
+    /// Give up waiting at this barrier. Acknowledged with those that did not come.
+    Missing { party: Party, name: String },
+}
+
+/// The scheduler's answer to a [`Post`].
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Acknowledged {
+    /// These nodes will answer.
+    Asked(BTreeSet<NodeName>),
+    /// These nodes did not come to the barrier.
+    Missing(BTreeSet<NodeName>),
+}
+
+/// What the scheduler hands on to a node.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) enum Letter {
+    /// A request, for a responder of this name; its answer carries the number.
+    Request { number: u64, from: NodeName, responder: String, command: i32, body: Body },
+    /// An answer to the request that has this number where it was made.
+    Answer { id: u64, from: NodeName, outcome: Result<Body, String> },
+}
+
+impl Letter {
+    /// Its length, about.
+    pub(crate) fn bytes(&self) -> usize {
+        let body = match self {
+            Letter::Request { body, .. } | Letter::Answer { outcome: Ok(body), .. } => body.0.len(),
+            Letter::Answer { outcome: Err(why), .. } => why.len(),
+        };
+        size_of::<Letter>() + body
+    }
+}
+
+/// Bytes within JSON, in base 64.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Body(pub(crate) Vec<u8>);
+
+impl Serialize for Body {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(&BASE64_STANDARD.encode(&self.0))
+    }
+}
+
+impl<'de> Deserialize<'de> for Body {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Body, D::Error> {
+        let text = String::deserialize(from)?;
+        BASE64_STANDARD.decode(text).map(Body).map_err(serde::de::Error::custom)
+    }
+}
+
 /// What a node tells about itself when it joins.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Join {
@@ -156,7 +216,7 @@ impl From<Loss> for Error {
     }
 }
 
-/// The scheduler's request to a node.
+/// The scheduler's request to a node; of [`Order::Letters`] alone, to a driver.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) enum Order {
     /// Run this task of a job; answered with a [`Report`].
@@ -167,6 +227,8 @@ pub(crate) enum Order {
     /// A job has ended: forget its apps and tables; answered with a [`Report`]. The worker of this
     /// rank drops its tables.
     Forget { job: String, rank: usize },
+    /// Letters of other nodes; answered at once. The next ones are sent after that.
+    Letters(Vec<Letter>),
     /// Another node was lost, so that nothing that needs it can succeed. Not answered.
     Lost(Loss),
     /// The job is over.
@@ -208,6 +270,8 @@ pub(crate) enum Command {
     /// Answered with the number of the first of these tasks that a wait for would be answered at
     /// once. Another such question takes the place of one that is not answered.
     First { tasks: Vec<u64> },
+    /// What concerns other nodes. Only the driver that started the cluster may ask.
+    Post(Post),
     /// Answered with a [`Loss`] when a node was lost.
     Watch,
     /// Answered at once with the [`Loss`] of a node, if any was lost.

@@ -78,7 +78,7 @@ fn beat(config: &NodeConfig) -> Result<String> {
             while let Some(heard) = lane.hear()? {
                 match heard {
                     Heard::Order { .. } => {} // for the main lane only
-                    Heard::Refused(why) | Heard::Closed(why) => return Ok(why),
+                    Heard::Refused { why, .. } | Heard::Closed(why) => return Ok(why),
                     Heard::Answer { body, .. } => {
                         if let Some(why) = serde_json::from_slice::<Pulse>(&body)?.ended {
                             return Ok(why);

@@ -28,8 +28,8 @@ pub(crate) enum Heard {
     Order { number: u64, order: Order },
     /// The answer to the request with this number, as JSON.
     Answer { to: u64, body: Vec<u8> },
-    /// The scheduler refuses a request, for this reason.
-    Refused(String),
+    /// The scheduler refuses the request with this number, for this reason.
+    Refused { to: u64, why: String },
     /// The lane is lost, for this reason. It is said whenever there is nothing else.
     Closed(String),
 }
@@ -167,7 +167,7 @@ impl SchedulerLane {
                             }
                             Kind::Failure => {
                                 let why = String::from_utf8_lossy(message.values());
-                                Heard::Refused(why.into_owned())
+                                Heard::Refused { to: number, why: why.into_owned() }
                             }
                             _ => Heard::Answer { to: number, body: message.values().to_vec() },
                         }));

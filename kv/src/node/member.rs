@@ -3,15 +3,13 @@
 use std::time::Duration;
 
 use super::control::{Ask, Join, Loss, Order, Report, Role, Roster, Step, Submitted, Target};
+use super::desk::{AtDesk, Desk};
 use super::lane::{Heard, SchedulerLane};
 use crate::config::NodeConfig;
 use crate::error::{Error, Result};
 
 /// Longest sleep while waiting.
 const NAP: Duration = Duration::from_millis(100);
-
-/// How long the scheduler may take to name the nodes missing at a barrier.
-const SAY_WHO: Duration = Duration::from_secs(2);
 
 /// Time between two warnings of a wait.
 const WARN_EVERY: Duration = Duration::from_secs(10);
@@ -51,6 +49,7 @@ pub struct Member {
     roster: Roster,
     role: Role,
     tasks: std::collections::VecDeque<Task>,
+    desk: Desk,
     /// The request that waits for an answer, and the answer.
     asked: Option<u64>,
     answer: Option<Vec<u8>>,
@@ -65,7 +64,7 @@ impl Member {
     /// # Errors
     /// [`Error::Timeout`] names the scheduler's address and the number of attempts;
     /// [`Error::NodeLost`] says why it refused.
-    pub(crate) fn join(config: &NodeConfig, role: Role, join: Join) -> Result<Member> {
+    pub(crate) fn join(config: &NodeConfig, role: Role, join: Join, desk: Desk) -> Result<Member> {
         let lane = SchedulerLane::reach(config)?;
         let roster = Roster {
             node: 0,
@@ -80,6 +79,7 @@ impl Member {
             roster,
             role,
             tasks: Default::default(),
+            desk,
             asked: None,
             answer: None,
             ended: false,
@@ -144,22 +144,6 @@ impl Member {
         serde_json::from_slice::<Submitted>(&answer)?.started()
     }
 
-    /// Waits until all workers of task `task` have reached its barrier called `name`.
-    ///
-    /// # Errors
-    /// [`Error::Timeout`]; [`Error::NodeLost`] names any node that was lost meanwhile.
-    pub(crate) fn barrier(&mut self, task: u64, name: &str, timeout: Duration) -> Result<()> {
-        let what = format!("the barrier {name}: other {}s", self.role);
-        let (seconds, what) =
-            match self.ask(&Ask::Barrier { task, name: name.to_owned() }, timeout, &what) {
-                Err(Error::Timeout { seconds, .. }) => (seconds, format!("the barrier {name}")),
-                asked => return asked.map(drop),
-            };
-        let missing = Ask::Missing { task, name: name.to_owned() };
-        let missing = self.ask(&missing, SAY_WHO, "who is missing")?;
-        Err(Error::Timeout { what, seconds, missing: serde_json::from_slice(&missing)? })
-    }
-
     /// Fails if the job is over or a node is known to be lost, so that no other wait can succeed.
     ///
     /// # Errors
@@ -208,33 +192,63 @@ impl Member {
 
     /// Handles what the scheduler has said.
     fn poll(&mut self) -> Result<()> {
-        while let Some(heard) = self.lane.hear()? {
-            match heard {
-                Heard::Order { number, order: Order::Run { job, app, body } } => {
-                    self.tasks.push_back(Task { job, work: Work::Run { app, body }, number });
+        loop {
+            while let Some(heard) = self.lane.hear()? {
+                if let (Heard::Closed(_), true) = (&heard, self.ended) {
+                    return Ok(());
                 }
-                Heard::Order { number, order: Order::Steps { job, steps } } => {
-                    self.tasks.push_back(Task { job, work: Work::Steps(steps), number });
-                }
-                Heard::Order { number, order: Order::Forget { job, rank } } => {
-                    let work = Work::Forget { drops: rank == self.roster.rank };
-                    self.tasks.push_back(Task { job, work, number });
-                }
-                Heard::Order { order: Order::Lost(loss), .. } => self.lost = Some(loss),
-                Heard::Order { order: Order::End, .. } => self.ended = true,
-                Heard::Answer { to, body } if self.asked == Some(to) => {
-                    self.asked = None;
-                    self.answer = Some(body);
-                }
-                Heard::Answer { .. } => {} // to a request that was given up
-                Heard::Refused(why) => {
-                    let why = format!("it refused this {}: {why}", self.role);
-                    return Err(self.scheduler_lost(why));
-                }
-                Heard::Closed(_) if self.ended => return Ok(()),
-                Heard::Closed(why) => return Err(self.scheduler_lost(why)),
+                self.enter(heard)?;
+            }
+            if self.ended || !self.desk.flush(&mut self.lane, Ask::Post)? {
+                return Ok(());
             }
         }
+    }
+
+    fn enter(&mut self, heard: Heard) -> Result<()> {
+        match heard {
+            Heard::Order { number, order: Order::Run { job, app, body } } => {
+                self.tasks.push_back(Task { job, work: Work::Run { app, body }, number });
+            }
+            Heard::Order { number, order: Order::Steps { job, steps } } => {
+                self.tasks.push_back(Task { job, work: Work::Steps(steps), number });
+            }
+            Heard::Order { number, order: Order::Forget { job, rank } } => {
+                let work = Work::Forget { drops: rank == self.roster.rank };
+                self.tasks.push_back(Task { job, work, number });
+            }
+            Heard::Order { number, order: Order::Letters(letters) } => {
+                self.lane.answer(number, &())?;
+                self.desk.deliver(letters);
+            }
+            Heard::Order { order: Order::Lost(loss), .. } => self.lost = Some(loss),
+            Heard::Order { order: Order::End, .. } => self.ended = true,
+            Heard::Answer { to, body } if self.asked == Some(to) => {
+                self.asked = None;
+                self.answer = Some(body);
+            }
+            Heard::Answer { to, body } => self.desk.acknowledge(to, &body)?,
+            Heard::Refused { to, why } if self.desk.refused(to, &why) => {}
+            Heard::Refused { why, .. } => {
+                let why = format!("it refused this {}: {why}", self.role);
+                return Err(self.scheduler_lost(why));
+            }
+            Heard::Closed(why) => return Err(self.scheduler_lost(why)),
+        }
         Ok(())
+    }
+}
+
+impl AtDesk for Member {
+    fn desk(&mut self) -> &mut Desk {
+        &mut self.desk
+    }
+
+    fn lane(&mut self) -> &mut SchedulerLane {
+        &mut self.lane
+    }
+
+    fn look(&mut self) -> Result<()> {
+        self.check()
     }
 }

@@ -1,7 +1,7 @@
 //! The members of the cluster: which lane belongs to whom, who has which seat, and who has been
 //! silent for too long.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::time::Duration;
 
@@ -9,6 +9,7 @@ use caravan_van::PeerId;
 use caravan_van::wire::Hello;
 
 use super::control::{Join, Loss, Role};
+use super::group::{Group, NodeName, Recipients};
 use crate::config::ClusterConfig;
 use crate::error::{Error, Result};
 
@@ -43,9 +44,9 @@ pub(crate) enum Violation {
     /// A heartbeat on a lane that does not belong to a member.
     #[error("it sent heartbeats for a node that it is not")]
     StrayHeartbeat,
-    /// A barrier's name is too long.
-    #[error("a barrier's name has {0} bytes; it may have {NAME_BYTES_MAX}", NAME_BYTES_MAX = super::barriers::NAME_BYTES_MAX)]
-    LongName(usize),
+    /// A name or a body is too long.
+    #[error("a name or body of a request to nodes has {bytes} bytes; it may have {bytes_max}")]
+    LongPost { bytes: usize, bytes_max: usize },
     /// A failure, although members answer with reports.
     #[error("it sent a failure where members send reports")]
     Failure,
@@ -294,6 +295,30 @@ impl Members {
         (0..self.size(role)).filter(|&rank| !self.is_lost(Seat { role, rank })).count()
     }
 
+    /// The nodes of a group that are not lost.
+    pub(crate) fn of_group(&self, group: Group) -> impl Iterator<Item = NodeName> {
+        let live = self.seats.iter().filter(|(_, member)| member.lost.is_none());
+        let members = live.map(|(seat, _)| NodeName::of(seat.role, seat.rank));
+        [NodeName::Scheduler].into_iter().chain(members).filter(move |node| group.has(*node))
+    }
+
+    /// The nodes that a request goes to.
+    ///
+    /// # Errors
+    /// The reason why there are none.
+    pub(crate) fn named(&self, to: Recipients) -> Result<BTreeSet<NodeName>, String> {
+        let node = match to {
+            _ if !self.complete => return Err("not all nodes have joined".to_owned()),
+            Recipients::Group(group) => return Ok(self.of_group(group).collect()),
+            Recipients::Node(node) => node,
+        };
+        if self.of_group(Group::ALL).any(|live| live == node) {
+            return Ok([node].into());
+        }
+        let (servers, workers) = (self.live(Role::Server), self.live(Role::Worker));
+        Err(format!("there is no {node}; there are {servers} servers and {workers} workers"))
+    }
+
     /// The ranks of the workers that are not lost.
     pub(crate) fn live_workers(&self) -> Vec<usize> {
         let role = Role::Worker;
@@ -316,6 +341,11 @@ impl Members {
                 Some(reason) => Err(Loss { node: describe(seat, member), reason: reason.clone() }),
             },
         }
+    }
+
+    /// The lane of a member that is not lost.
+    pub(crate) fn lane(&self, seat: Seat) -> Option<PeerId> {
+        self.seats.get(&seat).filter(|member| member.lost.is_none()).map(|member| member.peer)
     }
 
     /// How long until somebody may have been silent for too long, and at most a heartbeat: a longer

@@ -6,18 +6,22 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
-use std::thread;
+use std::time::Duration;
 
 use caravan_van::{Endpoint, Identity, VanConfig};
 
-use super::backend::{self, Van};
+use super::backend::{self, Van, is_simulated};
+use super::barriers::Party;
 use super::choice::{self, Candidate};
-use super::control::{Join, Role, Roster, Step, Target, identity, is_within};
+use super::control::{Join, Role, Roster, Step, Target, identity, is_within, within};
+use super::desk::{Answered, AtDesk, Desk, RequestId, Responder, Responders};
+use super::group::Group;
 use super::heartbeat;
 use super::member::{Member, Work};
 use super::placement::{Seating, check_numa};
+use super::thread::NodeThread;
 use crate::config::NodeConfig;
-use crate::error::{Error, Result, panicked};
+use crate::error::{Error, Result};
 use crate::history;
 use crate::secret::SecretSource;
 use crate::server::{Handles, ServerThread};
@@ -38,9 +42,12 @@ pub trait App {
 
 type MakeApp = dyn Fn() -> Box<dyn App> + Send + Sync;
 
-/// The apps that workers know, by name.
+/// The apps and the responders that workers know, by name.
 #[derive(Clone, Default)]
-pub struct Apps(HashMap<String, Arc<MakeApp>>);
+pub struct Apps {
+    apps: HashMap<String, Arc<MakeApp>>,
+    responders: Responders,
+}
 
 impl Apps {
     /// Adds an app; each worker calls `make` at its first task.
@@ -49,7 +56,17 @@ impl Apps {
         name: &str,
         make: impl Fn() -> Box<dyn App> + Send + Sync + 'static,
     ) -> Self {
-        self.0.insert(name.to_owned(), Arc::new(make));
+        self.apps.insert(name.to_owned(), Arc::new(make));
+        self
+    }
+
+    /// Adds a responder; each worker calls `make` before it joins.
+    pub fn with_responder(
+        mut self,
+        name: &str,
+        make: impl Fn() -> Box<dyn Responder> + Send + Sync + 'static,
+    ) -> Self {
+        self.responders.insert(name, make);
         self
     }
 }
@@ -78,7 +95,35 @@ impl WorkerNode {
     /// # Errors
     /// [`Error::Timeout`]; [`Error::NodeLost`] names any node that was lost meanwhile.
     pub fn barrier(&mut self, name: &str) -> Result<()> {
-        self.member.borrow_mut().barrier(self.task, name, self.config.join_timeout)
+        self.member.borrow_mut().meet(Party::Task(self.task), name, self.config.join_timeout)
+    }
+
+    /// Waits until all nodes of a group have reached the barrier called `name` of this job. A server
+    /// or a driver that takes part names the job as well: `job/name`.
+    ///
+    /// # Errors
+    /// As [`WorkerNode::barrier`].
+    pub fn meet(&mut self, group: Group, name: &str) -> Result<()> {
+        let name = if self.job.is_empty() { name } else { &within(&self.job, name) };
+        self.member.borrow_mut().meet(Party::Group(group), name, self.config.join_timeout)
+    }
+
+    /// Lets `use_it` make and answer requests to other nodes, and sends them.
+    ///
+    /// # Errors
+    /// [`Error::NodeLost`] names any node that was lost meanwhile.
+    pub fn desk<T>(&mut self, use_it: impl FnOnce(&mut Desk) -> T) -> Result<T> {
+        self.member.borrow_mut().with_desk(use_it)
+    }
+
+    /// Waits until a request to other nodes is complete, and returns their answers, in order of the
+    /// nodes.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] names the nodes that have not answered, and the caller may wait again;
+    /// [`Error::Config`] if there is no such node; [`Error::NodeLost`].
+    pub fn wait_for(&mut self, request: RequestId, timeout: Duration) -> Result<Vec<Answered>> {
+        self.member.borrow_mut().wait_for(request, timeout)
     }
 
     /// Starts `app` with input `body` at the target, as a part of the task that runs: this is not
@@ -111,8 +156,11 @@ impl JobState {
         app: String,
         body: serde_json::Value,
     ) -> Result<serde_json::Value, String> {
-        let Some(make) = apps.0.get(&app) else {
-            return Err(format!("this worker has no app of that name, only {:?}", apps.0.keys()));
+        let Some(make) = apps.apps.get(&app) else {
+            return Err(format!(
+                "this worker has no app of that name, only {:?}",
+                apps.apps.keys()
+            ));
         };
         node.worker.set_namespace(&node.job);
         node.worker.set_clock(self.clock);
@@ -169,8 +217,8 @@ pub fn run_worker(
     check_numa(config.numa)?;
     let config = begin(config, Role::Worker, rank, own_process)?;
     let beats = heartbeat::has_own(own_process);
-    let member =
-        Member::join(&config, Role::Worker, join_request(without_threads(&config)?, beats))?;
+    let join = join_request(without_threads(&config)?, beats);
+    let member = Member::join(&config, Role::Worker, join, apps.responders.desk())?;
     let roster = member.roster().clone();
     let config = NodeConfig { van: roster.van, ..ranked(&config, &roster) };
     if beats {
@@ -278,68 +326,40 @@ pub fn run_server(
     handles: &Handles,
     own_process: bool,
 ) -> Result<()> {
-    let stop = AtomicBool::new(false);
+    let stop = Arc::new(AtomicBool::new(false));
     let config = &begin(config, Role::Server, rank, own_process)?;
-    let seating = Seating::here(config, rank.unwrap_or(0), threads)?;
-    thread::scope(|scope| {
-        let mut started = Vec::new();
-        for index in 0..threads {
-            let (say_vans, vans) = mpsc::channel();
-            let (say_place, place) = mpsc::channel::<Place>();
-            let stop = &stop;
-            let seating = &seating;
-            let serve = move || -> Result<()> {
-                // Before it touches any memory.
-                let own = seating.as_ref().map(|seating| seating.take(index, config));
-                let config = own.as_ref().unwrap_or(config);
-                let opened = backend::open_all(config, true)?;
-                // A failed send or receive means that the node has failed, and reports that itself.
-                let _ = say_vans.send(choice::candidates(&opened));
-                let Ok(place) = place.recv() else { return Ok(()) };
-                let transport = choice::take(opened, place.van)?;
-                let endpoint = Endpoint::new(transport, place.node, config.credits);
-                server_thread(config, endpoint, (place.index, place.count), handles).run(stop)
-            };
-            let thread = thread::Builder::new().name(format!("serve {index}"));
-            let thread = thread.spawn_scoped(scope, serve).map_err(|source| Error::Spawn {
-                what: format!("server thread {index}"),
-                source,
-            })?;
-            started.push((thread, vans, say_place));
-        }
-        let served = serve_until_end(config, &started, own_process);
-        stop.store(true, Ordering::Relaxed);
-        let mut outcome = served;
-        for (thread, vans, say_place) in started {
-            drop((vans, say_place));
-            let ended = thread
-                .join()
-                .unwrap_or_else(|panic| Err(panicked("a server thread", panic.as_ref())));
-            outcome = ended.and(outcome);
-        }
-        outcome
-    })
-}
-
-/// Joins as a server of one thread on a simulated network, and serves until `stop` is set. Nodes
-/// there may wait for each other only through the network.
-///
-/// # Errors
-/// As [`run_server`].
-pub(crate) fn run_simulated_server(
-    config: &NodeConfig,
-    rank: usize,
-    handles: &Handles,
-    stop: &AtomicBool,
-) -> Result<()> {
-    let config = &begin(config, Role::Server, Some(rank), false)?;
-    let opened = backend::open_all(config, true)?;
-    let join = join_request(choice::candidates(&opened), true);
-    let member = Member::join(config, Role::Server, join)?;
-    let Roster { node, van, first_thread, ref servers, rank, .. } = *member.roster();
-    heartbeat::start(ranked(config, member.roster()), Role::Server, rank)?;
-    let endpoint = Endpoint::new(choice::take(opened, van)?, node, config.credits);
-    server_thread(config, endpoint, (first_thread, servers.len()), handles).run(stop)
+    let seating = match is_simulated() {
+        true => None,
+        false => Seating::here(config, rank.unwrap_or(0), threads)?.map(Arc::new),
+    };
+    let mut started = Vec::new();
+    for index in 0..threads {
+        let (say_vans, vans) = mpsc::channel();
+        let (say_place, place) = mpsc::channel::<Place>();
+        let (stop, seating) = (stop.clone(), seating.clone());
+        let (config, handles) = (config.clone(), handles.clone());
+        let serve = move || -> Result<()> {
+            // Before it touches any memory.
+            let own = seating.map(|seating| seating.take(index, &config));
+            let config = own.as_ref().unwrap_or(&config);
+            let opened = backend::open_all(config, true)?;
+            // A failed send or receive means that the node has failed, and reports that itself.
+            let _ = say_vans.send(choice::candidates(&opened));
+            let Ok(place) = backend::receive(&place) else { return Ok(()) };
+            let transport = choice::take(opened, place.van)?;
+            let endpoint = Endpoint::new(transport, place.node, config.credits);
+            server_thread(config, endpoint, (place.index, place.count), &handles).run(&stop)
+        };
+        let thread = NodeThread::start(&format!("serve {index}"), serve)?;
+        started.push(Started { thread, vans, place: say_place });
+    }
+    let mut outcome = serve_until_end(config, &started, handles, own_process);
+    stop.store(true, Ordering::Relaxed);
+    for Started { thread, vans, place } in started {
+        drop((vans, place));
+        outcome = thread.join().and(outcome);
+    }
+    outcome
 }
 
 /// Thread `index` of `count`, which records histories if the settings say so.
@@ -354,11 +374,12 @@ fn server_thread(
     thread.record_histories(move |shard, spec| history::create(&folder, shard, spec))
 }
 
-type Started<'scope> = (
-    thread::ScopedJoinHandle<'scope, Result<()>>,
-    mpsc::Receiver<Vec<Candidate>>,
-    mpsc::Sender<Place>,
-);
+/// A server thread, the vans that work for it, and where to tell it its place.
+struct Started {
+    thread: NodeThread,
+    vans: mpsc::Receiver<Vec<Candidate>>,
+    place: mpsc::Sender<Place>,
+}
 
 /// What a server thread learns when its node has joined.
 struct Place {
@@ -371,27 +392,32 @@ struct Place {
 
 /// Joins, and takes part until the job is over or a thread has ended; joining that thread reports
 /// its error.
-fn serve_until_end(config: &NodeConfig, started: &[Started<'_>], own_process: bool) -> Result<()> {
-    let vans = started.iter().map(|(_, vans, _)| vans.recv());
-    let Ok(vans) = vans.collect::<Result<Vec<_>, _>>() else {
+fn serve_until_end(
+    config: &NodeConfig,
+    started: &[Started],
+    handles: &Handles,
+    own_process: bool,
+) -> Result<()> {
+    let vans = started.iter().map(|it| backend::receive(&it.vans));
+    let Ok(vans) = vans.collect::<Result<Vec<_>, mpsc::RecvError>>() else {
         return Ok(()); // a thread ended before it listened
     };
     let beats = heartbeat::has_own(own_process);
     let join = join_request(choice::of_all(&vans), beats);
-    let mut member = Member::join(config, Role::Server, join)?;
+    let mut member = Member::join(config, Role::Server, join, handles.responders().desk())?;
     let roster = member.roster().clone();
     if beats {
         heartbeat::start(ranked(config, &roster), Role::Server, roster.rank)?;
     }
-    for (index, (_, _, place)) in started.iter().enumerate() {
-        let _ = place.send(Place {
+    for (index, it) in started.iter().enumerate() {
+        let _ = it.place.send(Place {
             van: roster.van,
             node: roster.node,
             index: roster.first_thread + index,
             count: roster.servers.len(),
         });
     }
-    let all_serve = || !started.iter().any(|(thread, ..)| thread.is_finished());
+    let all_serve = || !started.iter().any(|it| it.thread.is_finished());
     while let Some(task) = member.next_task(all_serve)? {
         member.report(&task, &Err("servers run no tasks".to_owned()))?;
     }

@@ -5,6 +5,8 @@
 //! nobody waiting and loses nobody. The lane is one of the control plane, like those of all nodes,
 //! so that on a simulated network its messages take simulated time.
 
+mod exchange;
+mod posts;
 mod service;
 mod tasks;
 
@@ -17,7 +19,10 @@ use serde::de::DeserializeOwned;
 
 use self::service::Service;
 use super::choice::Candidate;
-use super::control::{self, Command, Gathered, Loss, Program, Roster, Submitted, Target, Waited};
+use super::control::{
+    self, Command, Gathered, Loss, Order, Program, Roster, Submitted, Target, Waited,
+};
+use super::desk::{AtDesk, Desk};
 use super::lane::{self, Heard, SchedulerLane};
 use super::roles::without_threads;
 use super::thread::NodeThread;
@@ -51,6 +56,7 @@ pub struct Scheduler {
     /// `None` for the scheduler of another process.
     serving: Option<Serving>,
     config: ClusterConfig,
+    desk: Desk,
     /// The cluster, once it is complete.
     roster: Option<Roster>,
     /// The request for the first loss, and the loss.
@@ -172,6 +178,7 @@ impl Scheduler {
             lane,
             serving: None,
             config,
+            desk: Desk::default(),
             roster: None,
             watch: 0,
             lost: None,
@@ -351,23 +358,38 @@ impl Scheduler {
     /// Only if the control van itself is broken.
     pub fn poll(&mut self) -> Result<bool> {
         let mut any = false;
-        while let Some(heard) = self.lane.hear()? {
-            any = true;
-            match heard {
-                Heard::Answer { to, body } if to == self.watch => {
-                    self.lost = Some(serde_json::from_slice(&body)?);
-                }
-                Heard::Answer { to, body } if Some(to) == self.gathering => {
-                    self.gathering = None;
-                    self.gathered = Some(serde_json::from_slice(&body)?);
-                }
-                Heard::Answer { to, body } if to == self.asked => self.answer = Some(body),
-                Heard::Answer { .. } | Heard::Order { .. } => {} // nobody waits for it
-                Heard::Refused(why) => return Err(Error::Config(why)),
-                Heard::Closed(why) => return Err(self.broken(&why)),
+        loop {
+            while let Some(heard) = self.lane.hear()? {
+                any = true;
+                self.enter(heard)?;
+            }
+            if !self.desk.flush(&mut self.lane, Command::Post)? {
+                return Ok(any);
             }
         }
-        Ok(any)
+    }
+
+    fn enter(&mut self, heard: Heard) -> Result<()> {
+        match heard {
+            Heard::Answer { to, body } if to == self.watch => {
+                self.lost = Some(serde_json::from_slice(&body)?);
+            }
+            Heard::Answer { to, body } if Some(to) == self.gathering => {
+                self.gathering = None;
+                self.gathered = Some(serde_json::from_slice(&body)?);
+            }
+            Heard::Answer { to, body } if to == self.asked => self.answer = Some(body),
+            Heard::Answer { to, body } => self.desk.acknowledge(to, &body)?,
+            Heard::Order { number, order: Order::Letters(letters) } => {
+                self.lane.answer(number, &())?;
+                self.desk.deliver(letters);
+            }
+            Heard::Order { .. } => {} // for nodes only
+            Heard::Refused { to, why } if self.desk.refused(to, &why) => {}
+            Heard::Refused { why, .. } => return Err(Error::Config(why)),
+            Heard::Closed(why) => return Err(self.broken(&why)),
+        }
+        Ok(())
     }
 
     /// As [`Scheduler::poll`], for a caller that waits for something else.
@@ -443,6 +465,20 @@ impl Scheduler {
                 Error::NodeLost { node, reason: why.to_owned() }
             }
         }
+    }
+}
+
+impl AtDesk for Scheduler {
+    fn desk(&mut self) -> &mut Desk {
+        &mut self.desk
+    }
+
+    fn lane(&mut self) -> &mut SchedulerLane {
+        &mut self.lane
+    }
+
+    fn look(&mut self) -> Result<()> {
+        self.glance()
     }
 }
 

@@ -30,6 +30,14 @@ impl NodeThread {
         spawned.map(|thread| NodeThread::System(name.to_owned(), thread)).map_err(failed)
     }
 
+    /// Whether it has ended.
+    pub(crate) fn is_finished(&self) -> bool {
+        match self {
+            NodeThread::System(_, thread) => thread.is_finished(),
+            NodeThread::Simulated(node) => node.is_finished(),
+        }
+    }
+
     /// Waits for its end and returns its result.
     ///
     /// # Errors

@@ -28,6 +28,7 @@ use super::shard::Shard;
 use super::store::Rows;
 use super::varying::VaryingRows;
 use crate::consistency::{Consistency, Controller};
+use crate::node::{Responder, Responders};
 use crate::table::{Initial, TableSpec, ValueType, with_type};
 
 /// An update rule: how a push changes a row. Closures `FnMut(key, stored, pushed)` are rules.
@@ -136,6 +137,7 @@ type Build = dyn Fn(&TableSpec, KeyRange, &Pool) -> Result<Box<dyn Shard>, Strin
 pub struct Handles {
     handles: HashMap<String, Handle>,
     controllers: Option<Arc<MakeController>>,
+    responders: Responders,
 }
 
 type MakeController = dyn Fn(&Consistency, KeyRange) -> Option<Box<dyn Controller>> + Send + Sync;
@@ -168,7 +170,8 @@ macro_rules! optimiser {
 
 impl Default for Handles {
     fn default() -> Self {
-        let handles = Handles { handles: HashMap::new(), controllers: None };
+        let (handles, responders) = (HashMap::new(), Responders::default());
+        let handles = Handles { handles, controllers: None, responders };
         let handles = handles.with_rows("add", build_add);
         let handles = handles.with_rows("assign", build_assign);
         let operators = operators::NAMES.into_iter();
@@ -231,6 +234,20 @@ impl Handles {
     ) -> Self {
         self.controllers = Some(Arc::new(make));
         self
+    }
+
+    /// Adds a responder to requests of other nodes; each server calls `make` before it joins.
+    pub fn with_responder(
+        mut self,
+        name: &str,
+        make: impl Fn() -> Box<dyn Responder> + Send + Sync + 'static,
+    ) -> Self {
+        self.responders.insert(name, make);
+        self
+    }
+
+    pub(crate) fn responders(&self) -> &Responders {
+        &self.responders
     }
 
     /// The controller of a shard with these keys; `is_dense` says whether it has a row for each.

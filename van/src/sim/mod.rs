@@ -301,6 +301,11 @@ impl<T> Node<T> {
         &self.name
     }
 
+    /// Whether it has ended.
+    pub fn is_finished(&self) -> bool {
+        self.world.lock().is_done(self.id)
+    }
+
     /// Waits for the node's end and returns its result.
     ///
     /// # Errors

@@ -15,14 +15,17 @@ use caravan_van::{Arrival, Endpoint, Identity, Message, PeerId, VanConfig};
 use serde::Serialize;
 
 use super::super::backend::{self, Van};
-use super::super::barriers::{Barriers, NAME_BYTES_MAX, Waiting};
+use super::super::barriers::{NAME_BYTES_MAX, Waiting};
 use super::super::choice::{self, Candidate};
 use super::super::control::{
-    self, Ask, CREDITS, Command, Gathered, Join, Loss, Order, Program, Pulse, Role, Roster,
+    self, Ask, CREDITS, Command, Gathered, Join, Loss, Order, Post, Program, Pulse, Role, Roster,
     Submitted, TASKS_MAX, Target, Waited,
 };
+use super::super::group::NodeName;
 use super::super::lane::control_config;
 use super::super::members::{Members, Seat, Violation, describe};
+use super::exchange::Batch;
+use super::posts::{Posts, Reply};
 use super::tasks::{At, NewTask, Tasks, What};
 use crate::config::{ClusterConfig, NodeConfig};
 use crate::error::Result;
@@ -55,7 +58,7 @@ pub(super) struct Service {
     /// Jobs that have lost their drivers, and that the workers must be told to forget.
     orphans: Vec<String>,
     members: Members,
-    barriers: Barriers,
+    posts: Posts,
     tasks: Tasks,
     /// Once all have joined: the common van, or why there is none.
     chosen: Option<Result<Van, String>>,
@@ -124,7 +127,7 @@ impl Service {
             guests: 0,
             orphans: Vec::new(),
             members,
-            barriers: Barriers::default(),
+            posts: Posts::default(),
             tasks: Tasks::default(),
             chosen: None,
             lost: None,
@@ -251,24 +254,22 @@ impl Service {
             self.end_orphans();
         }
         if let Some(seat) = self.members.leave(peer, reason) {
-            self.barriers.forget(seat);
             self.check_members();
             let goes_on = self.lost.is_none() && self.ended.is_none();
             if goes_on && self.members.is_lost(seat) {
-                self.go_on_without(seat);
+                self.go_on_without(seat, reason);
             }
         }
     }
 
-    /// Has the others go on: nobody waits for this worker at barriers and in tasks.
-    fn go_on_without(&mut self, seat: Seat) {
+    /// Has the others go on: nobody waits for this worker at barriers, in tasks and for answers.
+    fn go_on_without(&mut self, seat: Seat, reason: &str) {
         tracing::warn!(node = %seat, "lost; the others go on");
         self.tasks.lose(seat.rank);
         self.send_ready();
-        for Waiting { peer, timestamp, .. } in self.barriers.lose(seat.rank) {
-            // A lane that breaks now is reported separately; the others do not wait for it.
-            let _ = control::answer(&mut self.endpoint, peer, timestamp, &());
-        }
+        let node = NodeName::of(seat.role, seat.rank);
+        let replies = self.posts.lose(node, reason);
+        self.reply(replies);
         self.waited();
         self.end_orphans();
         self.begin_jobs();
@@ -322,6 +323,13 @@ impl Service {
     fn obey(&mut self, peer: PeerId, message: &Message) -> Result<(), Violation> {
         let timestamp = message.timestamp();
         let now = self.endpoint.lanes.now();
+        if message.kind() != Kind::Request {
+            let is_launcher = self.launcher.lane == Some(peer);
+            if is_launcher && self.posts.taken(NodeName::Scheduler, timestamp) {
+                self.hand_on();
+            }
+            return Ok(());
+        }
         let command = control::read::<Command>(message)?;
         let driver = self.drivers.entry(peer).or_default();
         let job = match (&command, &driver.job) {
@@ -364,6 +372,14 @@ impl Service {
             Command::Forget { part } => {
                 let submitted = self.forget(Some(peer), control::within(&job, &part));
                 self.tell(peer, timestamp, &submitted);
+            }
+            Command::Post(post) if self.launcher.lane == Some(peer) => {
+                let sender = Waiting { node: NodeName::Scheduler, peer, timestamp };
+                return self.take_in(sender, post);
+            }
+            Command::Post(_) => {
+                let why = "only the driver that started the cluster may ask other nodes";
+                return Ok(control::refuse(&mut self.endpoint, peer, timestamp, why)?);
             }
             Command::Wait { task } => {
                 driver.waits = Some((timestamp, task));
@@ -567,30 +583,10 @@ impl Service {
         }
         match control::read::<Ask>(message)? {
             Ask::Join(join) => self.join(peer, timestamp, join),
-            Ask::Barrier { task, name } => {
-                let seat = self.members.of(peer, "a barrier")?;
-                if seat.role != Role::Worker || !self.tasks.is_run_by(task, seat.rank) {
-                    let why = "it does not run the task of that barrier";
-                    return Ok(control::refuse(&mut self.endpoint, peer, timestamp, why)?);
-                }
-                let ranks = self.tasks.ranks(task);
-                let waiting = Waiting { seat, peer, timestamp };
-                let full = self.barriers.arrive(task, name, waiting, &ranks)?;
-                for Waiting { peer, timestamp, .. } in full {
-                    // A lane that breaks now is reported separately; the others do not wait for it.
-                    let _ = control::answer(&mut self.endpoint, peer, timestamp, &());
-                }
-                Ok(())
-            }
-            Ask::Missing { task, name } => {
-                let seat = self.members.of(peer, "who is missing")?;
-                let Some(missing) = self.barriers.give_up(task, name, seat) else {
-                    let why = "it does not wait at a barrier of that name";
-                    return Ok(control::refuse(&mut self.endpoint, peer, timestamp, why)?);
-                };
-                let names = missing.iter().map(|rank| format!("{} {rank}", seat.role));
-                let names: Vec<_> = names.collect();
-                Ok(control::answer(&mut self.endpoint, peer, timestamp, &names.join(", "))?)
+            Ask::Post(post) => {
+                let Seat { role, rank } = self.members.of(peer, "other nodes")?;
+                let sender = Waiting { node: NodeName::of(role, rank), peer, timestamp };
+                self.take_in(sender, post)
             }
             Ask::Spawn { task, target, app, body } => {
                 let seat = self.members.of(peer, "a sub-task")?;
@@ -603,6 +599,37 @@ impl Service {
                 let pulse = Pulse { ended: self.ended.clone() };
                 Ok(control::answer(&mut self.endpoint, peer, timestamp, &pulse)?)
             }
+        }
+    }
+
+    /// Takes in what a node wants of others.
+    fn take_in(&mut self, sender: Waiting, post: Post) -> Result<(), Violation> {
+        let replies = self.posts.take_in(&self.members, &self.tasks, sender, post)?;
+        self.reply(replies);
+        Ok(())
+    }
+
+    /// Answers nodes, and hands on letters. Lanes that break now are reported separately.
+    fn reply(&mut self, replies: Vec<Reply>) {
+        for Reply { peer, timestamp, outcome } in replies {
+            let _ = match outcome {
+                Ok(answer) => control::answer(&mut self.endpoint, peer, timestamp, &answer),
+                Err(why) => control::refuse(&mut self.endpoint, peer, timestamp, &why),
+            };
+        }
+        self.hand_on();
+    }
+
+    /// Sends the letters of nodes that have taken their last ones.
+    fn hand_on(&mut self) {
+        while let Some(Batch { number, to, letters }) = self.posts.next() {
+            let lane = match to {
+                NodeName::Scheduler => self.launcher.lane,
+                NodeName::Server(rank) => self.members.lane(Seat { role: Role::Server, rank }),
+                NodeName::Worker(rank) => self.members.lane(Seat { role: Role::Worker, rank }),
+            };
+            let Some(lane) = lane else { continue };
+            let _ = control::ask(&mut self.endpoint, lane, number, &Order::Letters(letters));
         }
     }
 
@@ -680,6 +707,10 @@ impl Service {
     fn report(&mut self, peer: PeerId, message: &Message) -> Result<(), Violation> {
         let seat = self.members.of(peer, "a report")?;
         let task = message.timestamp();
+        if self.posts.taken(NodeName::of(seat.role, seat.rank), task) {
+            self.hand_on();
+            return Ok(());
+        }
         if seat.role != Role::Worker || !self.tasks.is_run_by(task, seat.rank) {
             tracing::warn!(node = %seat, "a report on a task that the node does not run");
             return Ok(());

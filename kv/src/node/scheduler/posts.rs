@@ -1,0 +1,153 @@
+//! What nodes want of each other: requests, answers, and barriers. No I/O: it says what to
+//! answer to whom.
+
+use std::collections::BTreeSet;
+
+use caravan_van::PeerId;
+
+use super::super::barriers::{Barriers, NAME_BYTES_MAX, Party, Waiting};
+use super::super::control::{Acknowledged, Post};
+use super::super::desk::BODY_BYTES_MAX;
+use super::super::group::NodeName;
+use super::super::members::{Members, Violation};
+use super::exchange::{Batch, Exchange, Question};
+use super::tasks::Tasks;
+
+/// An answer to the message of a node.
+pub(super) struct Reply {
+    pub(super) peer: PeerId,
+    pub(super) timestamp: u64,
+    /// The answer, or why there is none.
+    pub(super) outcome: Result<Acknowledged, String>,
+}
+
+impl Reply {
+    fn to(
+        Waiting { peer, timestamp, .. }: Waiting,
+        outcome: Result<Acknowledged, String>,
+    ) -> Reply {
+        Reply { peer, timestamp, outcome }
+    }
+
+    /// Tells a node that all have come to its barrier.
+    fn met(waiting: Waiting) -> Reply {
+        Reply::to(waiting, Ok(Acknowledged::Asked(BTreeSet::new())))
+    }
+}
+
+/// All letters under way, and all barriers.
+#[derive(Default)]
+pub(super) struct Posts {
+    exchange: Exchange,
+    barriers: Barriers,
+}
+
+impl Posts {
+    /// Takes in what a node wants; returns what is to be answered now.
+    ///
+    /// # Errors
+    /// If it breaks the rules.
+    pub(super) fn take_in(
+        &mut self,
+        members: &Members,
+        tasks: &Tasks,
+        sender: Waiting,
+        post: Post,
+    ) -> Result<Vec<Reply>, Violation> {
+        let from = sender.node;
+        let outcome = match post {
+            Post::Request { id, to, responder, command, body } => {
+                check(responder.len(), NAME_BYTES_MAX)?;
+                check(body.0.len(), BODY_BYTES_MAX)?;
+                let question = Question { asker: from, id, responder, command, body };
+                let nodes = members.named(to);
+                let asked =
+                    nodes.and_then(|nodes| self.exchange.ask(&question, &nodes).map(|()| nodes));
+                asked.map(Acknowledged::Asked)
+            }
+            Post::Answer { number, outcome } => {
+                let bytes = outcome.as_ref().map_or_else(String::len, |body| body.0.len());
+                check(bytes, BODY_BYTES_MAX)?;
+                let answered = self.exchange.answer(from, number, outcome);
+                answered.map(|()| Acknowledged::Asked(BTreeSet::new()))
+            }
+            Post::Barrier { party, name } => {
+                check(name.len(), NAME_BYTES_MAX)?;
+                match nodes_of(members, tasks, from, party) {
+                    Ok(nodes) => return Ok(self.arrive(sender, party, name, nodes)),
+                    Err(why) => Err(why),
+                }
+            }
+            Post::Missing { party, name } => {
+                check(name.len(), NAME_BYTES_MAX)?;
+                let missing = self.barriers.missing(party, name, from);
+                let given_up = missing.is_some().then(|| self.give_up(from)).flatten();
+                let why = "it does not wait at a barrier of that name";
+                let outcome = missing.map(Acknowledged::Missing).ok_or_else(|| why.to_owned());
+                let said = Reply::to(sender, outcome);
+                return Ok([said].into_iter().chain(given_up).collect());
+            }
+        };
+        Ok(vec![Reply::to(sender, outcome)])
+    }
+
+    fn arrive(
+        &mut self,
+        sender: Waiting,
+        party: Party,
+        name: String,
+        nodes: BTreeSet<NodeName>,
+    ) -> Vec<Reply> {
+        let given_up = self.give_up(sender.node);
+        let met = self.barriers.arrive(party, name, sender, nodes);
+        given_up.into_iter().chain(met.into_iter().map(Reply::met)).collect()
+    }
+
+    /// Ends the wait of a node at a barrier.
+    fn give_up(&mut self, node: NodeName) -> Option<Reply> {
+        let waiting = self.barriers.forget(node)?;
+        Some(Reply::to(waiting, Err("this node waits no longer at the barrier".to_owned())))
+    }
+
+    /// Goes on without a node that is lost; returns what is to be answered now.
+    pub(super) fn lose(&mut self, node: NodeName, reason: &str) -> Vec<Reply> {
+        self.exchange.lose(node, reason);
+        self.barriers.lose(node).into_iter().map(Reply::met).collect()
+    }
+
+    /// The next letters that a node can be sent.
+    pub(super) fn next(&mut self) -> Option<Batch> {
+        self.exchange.next()
+    }
+
+    /// Enters that a node has taken the letters of this batch; returns false if it has none.
+    pub(super) fn taken(&mut self, node: NodeName, number: u64) -> bool {
+        self.exchange.taken(node, number)
+    }
+}
+
+/// The nodes that a barrier of this party is for.
+///
+/// # Errors
+/// The reason why this node is none of them.
+fn nodes_of(
+    members: &Members,
+    tasks: &Tasks,
+    node: NodeName,
+    party: Party,
+) -> Result<BTreeSet<NodeName>, String> {
+    match (party, node) {
+        (Party::Group(group), _) if group.has(node) => members.named(group.into()),
+        (Party::Group(group), _) => {
+            Err(format!("{node} is none of {group}, for whom the barrier is"))
+        }
+        (Party::Task(task), NodeName::Worker(rank)) if tasks.is_run_by(task, rank) => {
+            Ok(tasks.ranks(task).into_iter().map(NodeName::Worker).collect())
+        }
+        (Party::Task(_), _) => Err(format!("{node} does not run the task of that barrier")),
+    }
+}
+
+fn check(bytes: usize, bytes_max: usize) -> Result<(), Violation> {
+    if bytes > bytes_max { Err(Violation::LongPost { bytes, bytes_max }) } else { Ok(()) }
+}
