@@ -177,6 +177,14 @@ pub enum Error {
         /// The system's error.
         source: io::Error,
     },
+    /// A checkpoint cannot be written, read or restored.
+    #[error("{what}: {reason}")]
+    Checkpoint {
+        /// The checkpoint or its file.
+        what: String,
+        /// The reason.
+        reason: String,
+    },
     /// The van failed.
     #[error(transparent)]
     Van(#[from] caravan_van::Error),

@@ -46,6 +46,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod checkpoint;
 pub mod cluster;
 pub mod config;
 pub mod consistency;

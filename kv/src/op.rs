@@ -53,6 +53,8 @@ pub(crate) enum Op {
     Abandon = 21,
     /// How fresh a shard is under its table's model.
     Fresh = 22,
+    /// A [`Wish`](crate::checkpoint::Wish) of a client that writes or restores a checkpoint.
+    Checkpoint = 23,
 }
 
 /// Bit of the operation of a push that ends its worker's iteration: the worker has finished all
@@ -91,6 +93,7 @@ impl Op {
             20 => Op::Own,
             21 => Op::Abandon,
             22 => Op::Fresh,
+            23 => Op::Checkpoint,
             _ => return None,
         })
     }
@@ -121,6 +124,7 @@ impl From<RequestKind> for Op {
             RequestKind::Bound => Op::Bound,
             RequestKind::Move => Op::Move,
             RequestKind::Fresh => Op::Fresh,
+            RequestKind::Checkpoint => Op::Checkpoint,
         }
     }
 }

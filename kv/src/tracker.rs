@@ -55,13 +55,14 @@ pub(crate) enum RequestKind {
     Bound,
     Move,
     Fresh,
+    Checkpoint,
 }
 
 impl RequestKind {
     /// Whether servers answer with text or other bytes that are kept as they come.
     pub(crate) fn has_replies(self) -> bool {
-        use RequestKind::{Command, Cost, Create, Fresh, Join, Tables};
-        matches!(self, Create | Command | Cost | Tables | Join | Fresh)
+        use RequestKind::{Checkpoint, Command, Cost, Create, Fresh, Join, Tables};
+        matches!(self, Create | Command | Cost | Tables | Join | Fresh | Checkpoint)
     }
 
     /// Whether servers answer with nothing but that it was executed.
@@ -86,6 +87,7 @@ impl RequestKind {
             RequestKind::Bound => "another bound",
             RequestKind::Move => "to move a shard",
             RequestKind::Fresh => "how fresh a table is",
+            RequestKind::Checkpoint => "a part of a checkpoint",
         }
     }
 }

@@ -5,6 +5,7 @@
 //! (`worker/answer.rs`) whenever it makes a request or waits for one.
 
 mod answer;
+mod checkpoint;
 mod clocks;
 mod moving;
 mod reconnect;

@@ -72,7 +72,7 @@ pub enum Pulled<'a> {
 }
 
 /// Rows of a shard that moves.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, PartialEq)]
 pub struct Extract {
     /// `[n]`, ascending.
     pub keys: Vec<u64>,

@@ -2,6 +2,7 @@
 //!
 //! Path: codec > thread > **tables** > shard > store > answer.
 
+mod cut;
 mod entry;
 mod filtered;
 mod governor;
@@ -398,6 +399,9 @@ impl Tables {
                 return Ok(Step::Adopt(keys[0]));
             }
             if op == Op::Push {
+                if MOVES {
+                    cut::keep(&mut entry.moving, &mut *entry.shard, keys);
+                }
                 entry.push(&request, lanes.memory())?;
                 if MOVES {
                     let shard = (table, entry.range);
@@ -408,6 +412,9 @@ impl Tables {
                 continue;
             }
             if request.pushes {
+                if MOVES {
+                    cut::keep(&mut entry.moving, &mut *entry.shard, keys);
+                }
                 entry.push(&request, lanes.memory())?;
                 if MOVES {
                     let shard = (table, entry.range);
@@ -559,6 +566,14 @@ impl Tables {
                 let values = Values::Copied(&reply);
                 post(lanes, peer, Draft { values, ..answer(Kind::Reply, message) })?;
             }
+            Some(Op::Checkpoint) => match self.serve_checkpoint(lanes, peer, message)? {
+                Some(reply) => {
+                    let values = Values::Copied(&reply);
+                    post(lanes, peer, Draft { values, ..answer(Kind::Reply, message) })?;
+                    step = Step::Release;
+                }
+                None => return Ok(Step::Hold),
+            },
             Some(Op::Cost) => {
                 let cost = Cost::of_this_thread(&lanes.counters());
                 post_json(lanes, peer, message, &cost)?;

@@ -6,6 +6,7 @@
 use caravan_van::wire::Kind;
 use caravan_van::{Draft, Lanes, Message, PeerId, Pool, Values};
 
+use super::cut::keep;
 use super::{Entry, MoveCounters, Trouble, Waiting, forward};
 use crate::filter::FILTERED;
 use crate::op::Op;
@@ -18,7 +19,7 @@ use crate::server::shard::{Pulled, Request};
 /// The reason why it is invalid.
 pub(super) fn apply(memory: &Pool, entry: &mut Entry, waiting: &Waiting) -> Result<(), String> {
     let Waiting { worker, message, list, .. } = waiting;
-    let Entry { shard, spec, filters, governor, .. } = entry;
+    let Entry { shard, spec, filters, governor, moving, .. } = entry;
     let keys = list.as_ref().map_or(message.keys(), |list| &list.keys);
     let decoded = match filters {
         Some(filters) if message.op() & FILTERED != 0 => {
@@ -33,6 +34,7 @@ pub(super) fn apply(memory: &Pool, entry: &mut Entry, waiting: &Waiting) -> Resu
         request.values = &decoded.values;
         request.lengths = decoded.lengths.as_deref().unwrap_or(lengths);
     }
+    keep(moving, &mut **shard, keys);
     shard.push(&request, memory)?;
     governor.iter_mut().for_each(|governor| governor.applied(&request));
     Ok(())
@@ -59,6 +61,7 @@ pub(super) fn serve_filtered(
         request.lengths = decoded.lengths.as_deref().unwrap_or(request.lengths);
     }
     if request.pushes {
+        keep(moving, &mut **shard, request.keys);
         shard.push(&request, &memory)?;
         governor.iter_mut().for_each(|governor| governor.applied(&request));
         forward(lanes, moving, moves, (message.table(), *range), &request)?;

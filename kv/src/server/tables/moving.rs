@@ -26,6 +26,7 @@ use caravan_van::wire::{Coding, Kind};
 use caravan_van::{Draft, Endpoint, KeyRange, Lanes, Message, PeerId, Values};
 use serde::{Deserialize, Serialize};
 
+use super::cut::Cut;
 use super::{Entry, Known, Tables, Trouble};
 use crate::error::with_sources;
 use crate::filter::List;
@@ -81,9 +82,9 @@ pub(in crate::server) struct Held {
     pub(in crate::server) list: Option<Rc<List>>,
 }
 
-/// What a shard that is moving has beside its rows.
+/// What a shard that moves, or that a client reads, has beside its rows.
 pub(super) struct Moving {
-    with: With,
+    pub(super) with: With,
     /// Whether all requests wait; before, only those do for which the newcomer has no room.
     is_closed: bool,
     held: VecDeque<Held>,
@@ -91,17 +92,19 @@ pub(super) struct Moving {
     wishes: VecDeque<Held>,
 }
 
-/// The other side of a move.
-enum With {
+/// The other side.
+pub(super) enum With {
     /// The shard goes there.
     Newcomer(Recipient),
     /// The shard comes from there.
     Owner(PeerId),
+    /// The shard stays, and a client reads its rows as they were at one moment.
+    Reader(Cut),
 }
 
 /// The newcomer, for requests to it.
 #[derive(Clone, Copy)]
-struct Recipient {
+pub(super) struct Recipient {
     /// `None` until it has been told.
     peer: Option<PeerId>,
     /// Number of the move at this thread.
@@ -178,7 +181,7 @@ pub(super) struct Moves {
     /// Lanes to newcomers, by address.
     lanes: Vec<(String, PeerId)>,
     /// Requests to serve again.
-    released: VecDeque<Held>,
+    pub(super) released: VecDeque<Held>,
     count: u32,
     pub(super) counters: MoveCounters,
 }
@@ -198,13 +201,13 @@ impl Default for Moves {
 }
 
 impl Moving {
-    fn new(with: With, is_closed: bool) -> Box<Moving> {
+    pub(super) fn new(with: With, is_closed: bool) -> Box<Moving> {
         let (held, wishes) = (VecDeque::new(), VecDeque::new());
         Box::new(Moving { with, is_closed, held, wishes })
     }
 
     /// Lets everything go that waits for the end of the move.
-    fn release(&mut self, released: &mut VecDeque<Held>) {
+    pub(super) fn release(&mut self, released: &mut VecDeque<Held>) {
         released.append(&mut self.held);
         released.append(&mut self.wishes);
     }
@@ -215,7 +218,11 @@ impl Moving {
         let has_room = |to: &Recipient| {
             !pushes || !to.is_ready || to.peer.is_none_or(|peer| lanes.credits(peer) > 0)
         };
-        let is_open = matches!(&self.with, With::Newcomer(to) if has_room(to));
+        let is_open = match &self.with {
+            With::Newcomer(to) => has_room(to),
+            With::Owner(_) => false,
+            With::Reader(_) => true,
+        };
         self.is_closed || !self.held.is_empty() || !is_open
     }
 }
@@ -341,6 +348,7 @@ impl Tables {
                     With::Owner(_) => counters.held_arriving += 1,
                     With::Newcomer(_) if moving.is_closed => counters.held_leaving += 1,
                     With::Newcomer(_) => counters.held_copying += 1,
+                    With::Reader(_) => {}
                 }
                 moving.held.push_back(held);
             }
@@ -574,6 +582,7 @@ impl Tables {
 
     /// Ends the moves from and to a lost peer.
     pub(in crate::server) fn forget(&mut self, peer: PeerId) {
+        self.forget_reader(peer);
         let Moves { gone, released, .. } = &mut self.moves;
         for gone in gone {
             gone.returns.retain(|held| held.peer != peer);
@@ -691,7 +700,7 @@ impl Tables {
     pub(super) fn claims(&self, table: u32) -> Vec<(u64, u64)> {
         let is_whole = |entry: &&Entry| {
             let moving = entry.moving.as_ref();
-            entry.epoch > 0 && moving.is_none_or(|it| matches!(it.with, With::Newcomer(_)))
+            entry.epoch > 0 && moving.is_none_or(|it| !matches!(it.with, With::Owner(_)))
         };
         let whole = self.of(table).filter(is_whole);
         whole.map(|entry| (entry.range.begin(), entry.epoch)).collect()

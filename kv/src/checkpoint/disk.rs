@@ -1,0 +1,97 @@
+//! Where checkpoints lie: a folder, or in tests a disk that fails.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::path::PathBuf;
+
+/// Named files. What was written survives a loss of power only after [`Disk::sync`], and a new or
+/// other name only after [`Disk::sync_names`].
+pub trait Disk {
+    /// Appends to a file, which is created if it does not exist.
+    ///
+    /// # Errors
+    /// Of the system, as for all functions here.
+    fn append(&mut self, name: &str, bytes: &[u8]) -> io::Result<()>;
+
+    /// Makes the content of a file durable; it is not written any more.
+    ///
+    /// # Errors
+    /// Of the system.
+    fn sync(&mut self, name: &str) -> io::Result<()>;
+
+    /// Gives a file another name, which it replaces.
+    ///
+    /// # Errors
+    /// Of the system.
+    fn rename(&mut self, from: &str, to: &str) -> io::Result<()>;
+
+    /// Makes all names durable.
+    ///
+    /// # Errors
+    /// Of the system.
+    fn sync_names(&mut self) -> io::Result<()>;
+
+    /// Opens a file for reading.
+    ///
+    /// # Errors
+    /// Of the system.
+    fn open(&self, name: &str) -> io::Result<Box<dyn Read + '_>>;
+
+    /// The names of all files.
+    ///
+    /// # Errors
+    /// Of the system.
+    fn names(&self) -> io::Result<Vec<String>>;
+}
+
+/// A folder of a file system.
+#[derive(Debug)]
+pub struct Folder {
+    path: PathBuf,
+    /// Files that are being written.
+    open: BTreeMap<String, File>,
+}
+
+impl Folder {
+    /// This folder, which is created with the first file in it.
+    pub fn new(path: impl Into<PathBuf>) -> Folder {
+        Folder { path: path.into(), open: BTreeMap::new() }
+    }
+}
+
+impl Disk for Folder {
+    fn append(&mut self, name: &str, bytes: &[u8]) -> io::Result<()> {
+        if !self.open.contains_key(name) {
+            fs::create_dir_all(&self.path)?;
+            let file = File::options().append(true).create_new(true).open(self.path.join(name))?;
+            self.open.insert(name.to_owned(), file);
+        }
+        self.open.get_mut(name).map_or(Ok(()), |file| file.write_all(bytes))
+    }
+
+    fn sync(&mut self, name: &str) -> io::Result<()> {
+        self.open.remove(name).map_or(Ok(()), |file| file.sync_all())
+    }
+
+    fn rename(&mut self, from: &str, to: &str) -> io::Result<()> {
+        fs::rename(self.path.join(from), self.path.join(to))
+    }
+
+    fn sync_names(&mut self) -> io::Result<()> {
+        File::open(&self.path)?.sync_all()
+    }
+
+    fn open(&self, name: &str) -> io::Result<Box<dyn Read + '_>> {
+        Ok(Box::new(File::open(self.path.join(name))?))
+    }
+
+    fn names(&self) -> io::Result<Vec<String>> {
+        let entries = match fs::read_dir(&self.path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries?,
+        };
+        let names = entries.map(|entry| Ok(entry?.file_name().into_string().unwrap_or_default()));
+        names.collect()
+    }
+}

@@ -1,0 +1,46 @@
+//! Checkpoints: tables as they were at one moment, in files.
+//!
+//! A client cuts all shards of the tables, reads their rows while pushes go on
+//! (`server/tables/cut.rs`), and writes them to a [`Disk`]. A manifest, written last, makes the
+//! files a checkpoint: whenever the writer dies, the newest manifest names files that are whole.
+//! `kv/docs/durability.md` says what is promised.
+
+mod disk;
+mod files;
+mod manifest;
+mod piece;
+
+pub use disk::{Disk, Folder};
+pub use files::Checkpoints;
+pub use manifest::{Manifest, SavedShard, SavedTable};
+pub(crate) use piece::Piece;
+
+/// What a client asks of a shard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wish {
+    /// To keep its rows as they are now, until they are read.
+    Cut = 0,
+    /// The next of these rows.
+    Piece = 1,
+    /// To take the rows of a piece.
+    Put = 2,
+}
+
+impl Wish {
+    /// The body of a request.
+    pub(crate) fn body(self, piece: &[u8]) -> Vec<u8> {
+        [&[self as u8][..], piece].concat()
+    }
+
+    /// Reads the body of a request: the wish, and a piece behind it.
+    pub(crate) fn read(body: &[u8]) -> Result<(Wish, &[u8]), String> {
+        let (first, piece) = body.split_first().ok_or("it says nothing")?;
+        let wish = match first {
+            0 => Wish::Cut,
+            1 => Wish::Piece,
+            2 => Wish::Put,
+            other => return Err(format!("a checkpoint has no step {other}")),
+        };
+        Ok((wish, piece))
+    }
+}
