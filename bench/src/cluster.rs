@@ -62,7 +62,7 @@ fn van(choice: VanChoice) -> Result<Van> {
 
 /// The tasks that workers of this program run.
 pub(crate) fn apps() -> Apps {
-    caravan_learn::dbpg::apps(Apps::default())
+    caravan_learn::apps(Apps::default())
         .with(Measure::NAME, || Box::new(Measure::default()))
         .with(Crowded::NAME, || Box::new(Crowded::default()))
         .with(Loads::NAME, || Box::new(Loads))

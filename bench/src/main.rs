@@ -32,7 +32,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::SIGPIPE;
 
 use cli::ending::{Failed, Interrupted, Usage};
-use cli::{BenchCommand, Cli, Command, Common, FloorArgs, TrainCommand, interrupt};
+use cli::{BenchCommand, Cli, Command, Common, FloorArgs, interrupt};
 use floor::process::Answerer;
 use measure::{consistency, fabric, load, placement, scale, verbs, wait};
 use report::{Unwritten, say};
@@ -99,7 +99,7 @@ fn run(cli: &Cli) -> Result<()> {
         Command::Worker(args) => cluster::work(&cli.common, args),
         Command::Floor(args) => answer(&cli.common, args),
         Command::Generate(command) => generate::run(&cli.common, command),
-        Command::Train(TrainCommand::Dbpg(args)) => train::dbpg(&cli.common, args),
+        Command::Train(command) => train::steps::run(&cli.common, command),
         Command::Report(args) => results::page::run(args),
         Command::Compare(args) => results::compare::run(&cli.common, args),
         Command::Predict(args) => predict::run(&cli.common, args),

@@ -71,9 +71,9 @@ fn the_names_of_fields_are_read_in_order() {
 fn the_page_has_every_kind_of_row_once() {
     let page = include_str!("../docs/rows.md");
     let rows = page.lines().filter(|line| line.starts_with('{')).count();
-    let kinds = "bandwidth calibration comparison consistency fabric file history latency layout link load machine \
-                 model move placement predict progress rate rdma-device result scale traffic van \
-                 verbs-bandwidth verbs-latency verdict wait";
+    let kinds = "bandwidth calibration comparison consistency fabric file history latency layout link load \
+                 machine model move pass perplexity placement predict progress rate rdma-device result \
+                 rmse scale traffic trained van verbs-bandwidth verbs-latency verdict wait";
     assert_eq!(documented().into_keys().collect::<BTreeSet<_>>(), set(kinds));
     assert_eq!(rows, documented().len());
 }
@@ -162,6 +162,49 @@ fn training_and_predicting_print_the_rows_of_the_page() {
     assert_eq!(held(&train), set("progress traffic result"));
     let predict = format!("predict --model {clicks}.model --data {clicks}.test --json");
     assert_eq!(held(&predict), set("predict"));
+    let steps = "--consistency ssp:2 --workers 2 --option rate=0.3,l1=1";
+    for algorithm in ["sgd", "fm --passes 1"] {
+        let line = format!("train {algorithm} {data} {steps} --model {clicks}.model --json");
+        let line = line.replace(if algorithm == "sgd" { "none" } else { ",l1=1" }, "");
+        assert_eq!(held(&line), set("pass trained"));
+        assert_eq!(held(&predict), set("predict"));
+    }
+}
+
+#[test]
+fn ratings_and_chunks_print_the_rows_of_the_page() {
+    let folder = support::folder("rows-of-ratings");
+    let write = |name: &str, text: String| {
+        let path = folder.join(name);
+        std::fs::write(&path, text).unwrap();
+        path.display().to_string()
+    };
+    let rating = |at: usize| format!("{} {} {}\n", at % 7, at % 5, at % 3);
+    let ratings = write("ratings", (0..100).map(rating).collect());
+    let model = folder.join("model").display().to_string();
+    let data = format!("--data {ratings} --test {ratings} --workers 2 --model {model} --json");
+    assert_eq!(held(&format!("train mf {data}")), set("pass trained"));
+    assert_eq!(held(&format!("predict --model {model} --data {ratings} --json")), set("rmse"));
+    let example = |at: usize| format!("{} 0:1 1:{} 2:{}\n", at % 2, at % 3, at % 5);
+    let examples = write("examples", (0..50).map(example).collect());
+    let flags = "--consistency data:1 --workers 2 --rate 0.2 --passes 2 --json";
+    let linreg = format!("train linreg --data {examples} --model {model} {flags}");
+    assert_eq!(held(&linreg), set("pass trained"));
+    assert_eq!(held(&format!("predict --model {model} --data {examples} --json")), set("predict"));
+}
+
+#[test]
+fn topics_print_the_rows_of_the_page() {
+    let folder = support::folder("rows-of-topics");
+    let documents = folder.join("documents").display().to_string();
+    let text = ["3 0:4 1:2 2:1\n", "2 3:3 4:2\n", "2 0:1 2:5\n"].concat().repeat(20);
+    std::fs::write(&documents, text).unwrap();
+    let model = folder.join("model").display().to_string();
+    let flags = "--topics 2 --consistency ssp:1 --workers 2 --passes 5 --json";
+    let train = format!("train lda --data {documents} --test {documents} --model {model} {flags}");
+    assert_eq!(held(&train), set("pass trained"));
+    let predict = format!("predict --model {model} --data {documents} --json");
+    assert_eq!(held(&predict), set("perplexity"));
 }
 
 #[test]

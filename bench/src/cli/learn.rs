@@ -7,6 +7,7 @@ use caravan_learn::dbpg::{Filters, Straggle};
 use caravan_learn::model::Format;
 use clap::{Args, Subcommand, ValueEnum};
 
+use super::steps::{Fm, Lda, LinReg, Mf, Sgd};
 use super::values::{
     Delay, count, count_to, delay, filters, key_range, large_count, non_negative, pauses, positive,
 };
@@ -15,6 +16,16 @@ use super::values::{
 pub(crate) enum TrainCommand {
     /// Sparse logistic regression by delayed block proximal gradient
     Dbpg(Box<Dbpg>),
+    /// Logistic regression or least squares by stochastic gradient descent
+    Sgd(Sgd),
+    /// Topics of documents by latent Dirichlet allocation
+    Lda(Lda),
+    /// Ratings of items by users, by matrix factorisation
+    Mf(Mf),
+    /// Logistic regression with interactions of features, by factorisation machines
+    Fm(Fm),
+    /// Least squares by gradient descent on all data, a chunk of the weights for each worker
+    Linreg(LinReg),
 }
 
 #[derive(Debug, Clone, Args)]
@@ -183,7 +194,7 @@ pub(crate) struct Predict {
     /// The model, as written by train
     #[arg(long, value_name = "FILE")]
     pub(crate) model: PathBuf,
-    /// Examples to score
+    /// Examples to score; documents for a model of lda
     #[arg(long, value_name = "FILE", required = true, num_args = 1..)]
     pub(crate) data: Vec<PathBuf>,
     /// Where to write the predictions: for each row its label, the probability of +1, and the

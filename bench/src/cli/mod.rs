@@ -4,6 +4,7 @@ mod bench;
 pub(crate) mod ending;
 pub(crate) mod interrupt;
 mod learn;
+mod steps;
 pub(crate) mod values;
 
 use std::net::{IpAddr, Ipv4Addr};
@@ -16,6 +17,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 pub(crate) use self::bench::*;
 pub(crate) use self::learn::*;
+pub(crate) use self::steps::*;
 use self::values::{address, count_to, hexadecimal, hosts, numa, parse_wait};
 use crate::floor::process::Answerer;
 use crate::launch::agent::Through;
@@ -351,18 +353,27 @@ mod tests {
 
     #[test]
     fn every_training_flag_is_in_the_table_of_the_page() {
-        let page = include_str!("../../../kv/docs/training.md");
-        let rows: Vec<&str> = page.lines().filter(|line| line.starts_with("| `--")).collect();
+        let pages = [
+            include_str!("../../../kv/docs/training.md"),
+            include_str!("../../../kv/docs/trainers.md"),
+        ];
+        let rows = pages.map(|page| {
+            page.lines().filter(|line| line.starts_with("| `--")).collect::<Vec<&str>>()
+        });
         let mut command = Cli::command();
         command.build();
-        let train = command.find_subcommand("train").unwrap().find_subcommand("dbpg").unwrap();
-        let own = train.get_arguments().filter(|flag| !flag.is_global_set());
-        let flags: Vec<String> =
-            own.filter_map(|flag| flag.get_long()).map(str::to_owned).collect();
-        assert!(flags.len() > 15);
-        for flag in flags.iter().filter(|flag| *flag != "help") {
-            let named = rows.iter().any(|row| row.contains(&format!("`--{flag}")));
-            assert!(named, "--{flag} is not in the table of kv/docs/training.md");
+        let trains = command.find_subcommand("train").unwrap().get_subcommands();
+        for train in trains.filter(|train| train.get_name() != "help") {
+            let name = train.get_name();
+            let rows = &rows[usize::from(name != "dbpg")];
+            let own = train.get_arguments().filter(|flag| !flag.is_global_set());
+            let flags: Vec<&str> =
+                own.filter_map(|flag| flag.get_long()).filter(|flag| *flag != "help").collect();
+            assert!(flags.len() > 5);
+            for flag in flags {
+                let named = rows.iter().any(|row| row.contains(&format!("`--{flag}")));
+                assert!(named, "--{flag} of {name} is not in the table of its page in kv/docs");
+            }
         }
     }
 

@@ -93,6 +93,14 @@ pub(super) fn positive(text: &str) -> Result<f64, String> {
     number.ok_or_else(|| format!("{text:?} is not a number above 0"))
 }
 
+/// Reads a setting of an update rule, `rate=0.1`.
+pub(super) fn option(text: &str) -> Result<(String, f64), String> {
+    let read = text.split_once('=').and_then(|(name, number)| Some((name, number.parse().ok()?)));
+    let read = read.filter(|(name, number): &(&str, f64)| !name.is_empty() && number.is_finite());
+    let (name, number) = read.ok_or_else(|| format!("{text:?} is not like rate=0.1"))?;
+    Ok((name.to_owned(), number))
+}
+
 /// A time of a run, in seconds.
 pub(super) fn seconds(text: &str) -> Result<f64, String> {
     let number = positive(text).ok().filter(|number| SECONDS.contains(number));

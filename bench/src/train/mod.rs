@@ -1,10 +1,11 @@
 //! `caravan train dbpg`: caravan-learn trains on the cluster; this file prints its progress as rows
-//! and writes models.
+//! and writes models. `steps` does so for the algorithms that train in steps.
 
 pub(crate) mod generate;
 mod plot;
 pub(crate) mod predict;
 mod rows;
+pub(crate) mod steps;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -29,11 +30,7 @@ use crate::report::{Report, Row, say};
 const SMOKE_PASSES: u64 = 3;
 
 /// Runs `caravan train dbpg`.
-///
-/// # Errors
-/// Names the file or the node; rows that cannot be written; [`Interrupted`] after Ctrl-C or
-/// SIGTERM.
-pub(crate) fn dbpg(common: &Common, args: &Dbpg) -> Result<()> {
+fn dbpg(common: &Common, args: &Dbpg) -> Result<()> {
     let lambdas = lambdas(args)?;
     let interrupt = Interrupt::watch().context("cannot watch for Ctrl-C")?;
     let config = cluster::config(common)?;

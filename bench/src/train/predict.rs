@@ -3,12 +3,12 @@
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, anyhow, ensure};
 use caravan_learn::data::{self, Examples, Shard};
-use caravan_learn::model::{self, Model};
-use caravan_learn::replace_file;
+use caravan_learn::model::{self, Model, RowModel};
+use caravan_learn::{fm, lda, mf, replace_file};
 
-use super::rows::{Prediction, Quality};
+use super::rows::{Perplexity, Prediction, Quality, Rmse};
 use crate::cli::{Common, Predict};
 use crate::report::Report;
 
@@ -16,14 +16,54 @@ pub(crate) fn run(common: &Common, args: &Predict) -> Result<()> {
     if let Some(path) = &args.out {
         replace_file::check(path)?;
     }
+    if RowModel::is_one(&args.model)? {
+        return rows(common, args, &RowModel::read(&args.model)?);
+    }
     let model = Model::read(&args.model)?;
     let examples = read(&args.data)?;
-    let margins = model::predict(&model, &examples);
+    scored(common, args, &examples, &model::predict(&model, &examples))
+}
+
+/// Writes margins and prints their quality.
+fn scored(common: &Common, args: &Predict, examples: &Examples, margins: &[f64]) -> Result<()> {
     if let Some(path) = &args.out {
-        model::write_predictions(path, &margins)?;
+        model::write_predictions(path, margins)?;
     }
-    let quality = Quality::of(&examples, &margins);
+    let quality = Quality::of(examples, margins);
     Report::new(common.format(), 0).row(&Prediction { rows: examples.rows(), quality })
+}
+
+/// Measures a model of rows, as its algorithm says.
+fn rows(common: &Common, args: &Predict, model: &RowModel) -> Result<()> {
+    let wrong = |why: String| anyhow!("{}: {why}", args.model.display());
+    let algorithm = &model.algorithm;
+    let marginless = args.out.is_none() || algorithm == "fm";
+    ensure!(marginless, "a model of {algorithm} has no margins to write to --out");
+    match algorithm.as_str() {
+        "fm" => {
+            let examples = read(&args.data)?;
+            scored(common, args, &examples, &fm::margins(model, &examples))
+        }
+        "mf" => {
+            let ratings = mf::Ratings::read(&args.data, Shard::ALL)?;
+            let rmse = mf::rmse(model, &ratings).map_err(wrong)?;
+            let rmse =
+                rmse.ok_or_else(|| anyhow!("no ratings are in {}", data::listed(&args.data)))?;
+            let ratings = ratings.all.len() as u64;
+            Report::new(common.format(), 0).row(&Rmse { ratings, rmse })
+        }
+        "lda" => {
+            let corpus = lda::Corpus::read(&args.data, Shard::ALL)?;
+            let foretold = lda::Topics::of(model).map_err(wrong)?.foretell(&corpus);
+            ensure!(
+                foretold.tokens > 0,
+                "no words of the model are in {}",
+                data::listed(&args.data)
+            );
+            Report::new(common.format(), 0).row(&Perplexity::of(foretold))
+        }
+        other => Err(wrong(format!("this program knows no algorithm {other}"))),
+    }
 }
 
 /// Reads whole files, in order, on all cores.

@@ -2,6 +2,7 @@
 
 use caravan_learn::data::Examples;
 use caravan_learn::dbpg::{FilterTraffic, Progress, Trained};
+use caravan_learn::lda::Foretold;
 use caravan_learn::metrics;
 use caravan_learn::model::predict;
 use serde::Serialize;
@@ -162,7 +163,7 @@ impl Quality {
     }
 
     /// The figures that have a meaning after `lead`; nothing if none has.
-    fn text(&self, lead: &str) -> String {
+    pub(super) fn text(&self, lead: &str) -> String {
         let figures = [
             ("logloss", self.logloss),
             ("AUC", self.auc),
@@ -189,5 +190,43 @@ impl Row for Prediction {
 
     fn text(&self) -> String {
         format!("{} rows{}", self.rows, self.quality.text(": "))
+    }
+}
+
+/// How well topics foretell documents.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(crate) struct Perplexity {
+    documents: u64,
+    tokens: u64,
+    perplexity: f64,
+}
+
+impl Perplexity {
+    pub(crate) fn of(Foretold { documents, tokens, perplexity }: Foretold) -> Self {
+        Perplexity { documents, tokens, perplexity }
+    }
+}
+
+impl Row for Perplexity {
+    const KIND: &'static str = "perplexity";
+
+    fn text(&self) -> String {
+        let Perplexity { documents, tokens, perplexity } = self;
+        format!("{documents} documents, {tokens} words foretold: perplexity {perplexity:.3}")
+    }
+}
+
+/// How near a model of ratings is to others.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(crate) struct Rmse {
+    pub(crate) ratings: u64,
+    pub(crate) rmse: f64,
+}
+
+impl Row for Rmse {
+    const KIND: &'static str = "rmse";
+
+    fn text(&self) -> String {
+        format!("{} ratings: RMSE {:.6}", self.ratings, self.rmse)
     }
 }

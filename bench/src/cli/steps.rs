@@ -1,0 +1,181 @@
+//! Flags of the algorithms that train in steps over one table, `caravan train sgd` and its like.
+
+use std::path::PathBuf;
+
+use caravan_kv::consistency::Model;
+use caravan_learn::sgd::Loss;
+use caravan_learn::{fm, lda};
+use clap::{Args, ValueEnum};
+
+use super::values::{count, count_to, large_count, non_negative, option, positive};
+
+/// What all of them take.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Training")]
+pub(crate) struct Steps {
+    /// Files to train on, plain or compressed (.gz, .zst, .xz)
+    #[arg(long, value_name = "FILE", required = true, num_args = 1..)]
+    pub(crate) data: Vec<PathBuf>,
+    /// What steps may see of each other's updates: bsp, ssp:STALENESS, asp, delay:CLOCKS,
+    /// sparse-ssp:STALENESS:SPECULATION, or data:DELAY where workers own what they write
+    #[arg(long, value_name = "MODEL", default_value = "bsp")]
+    pub(crate) consistency: Model,
+    /// Parts of the data, each with its own steps; under bsp a run is the same to the bit with any
+    /// number of workers [default: one for each worker]
+    #[arg(long, value_name = "N", value_parser = count_to(1 << 20))]
+    pub(crate) parts: Option<u32>,
+    /// Passes over the data
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = large_count())]
+    pub(crate) passes: u64,
+    /// Where to write the model
+    #[arg(long, value_name = "OUT")]
+    pub(crate) model: Option<PathBuf>,
+}
+
+/// Linear models by stochastic gradient descent.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Sgd {
+    #[command(flatten)]
+    pub(crate) steps: Steps,
+    /// Examples to test the model on
+    #[arg(long, value_name = "FILE", num_args = 1..)]
+    pub(crate) test: Vec<PathBuf>,
+    /// What is minimised
+    #[arg(long, value_enum, default_value_t = LossName::Logistic)]
+    pub(crate) loss: LossName,
+    /// Takes the mean of a batch's gradients in place of their sum
+    #[arg(long)]
+    pub(crate) mean: bool,
+    #[command(flatten)]
+    pub(crate) rule: Rule,
+}
+
+/// Ratings of items by users as inner products.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Mf {
+    #[command(flatten)]
+    pub(crate) steps: Steps,
+    /// Ratings to test the model on
+    #[arg(long, value_name = "FILE", num_args = 1..)]
+    pub(crate) test: Vec<PathBuf>,
+    #[command(flatten)]
+    pub(crate) factors: Factors,
+    #[command(flatten)]
+    pub(crate) rule: Rule,
+}
+
+/// Logistic regression with interactions of features.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Fm {
+    #[command(flatten)]
+    pub(crate) steps: Steps,
+    /// Examples to test the model on
+    #[arg(long, value_name = "FILE", num_args = 1..)]
+    pub(crate) test: Vec<PathBuf>,
+    #[command(flatten)]
+    pub(crate) factors: Factors,
+    #[command(flatten)]
+    pub(crate) rule: Rule,
+}
+
+/// Vectors of users, items or features.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Method")]
+pub(crate) struct Factors {
+    /// Factors of each
+    #[arg(long, value_name = "K", default_value_t = 8, value_parser = count_to(fm::FACTORS_MAX as usize))]
+    pub(crate) factors: u32,
+    /// Weight of half their squared norms, in each example
+    #[arg(long, value_name = "L2", default_value_t = 0.01, value_parser = non_negative)]
+    pub(crate) l2: f64,
+    /// Determines the first factors
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) seed: u64,
+}
+
+/// Least squares by gradient descent on all data.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct LinReg {
+    #[command(flatten)]
+    pub(crate) steps: Steps,
+    /// Steps of a pass
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = large_count())]
+    pub(crate) pass_steps: u64,
+    /// Share of the step that the largest curvature allows; less tolerates more delay
+    #[arg(long, value_name = "R", default_value_t = 1.0, value_parser = positive)]
+    pub(crate) rate: f64,
+}
+
+/// Topics of documents.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Lda {
+    #[command(flatten)]
+    pub(crate) steps: Steps,
+    /// Documents to foretell: every second word, by the topics of the others
+    #[arg(long, value_name = "FILE", num_args = 1..)]
+    pub(crate) test: Vec<PathBuf>,
+    /// Number of topics
+    #[arg(long, value_name = "K", default_value_t = 100, value_parser = count_to(lda::TOPICS_MAX as usize))]
+    pub(crate) topics: u32,
+    /// Prior of a document's topics
+    #[arg(long, value_name = "A", default_value_t = 0.1, value_parser = positive)]
+    pub(crate) alpha: f64,
+    /// Prior of a topic's words
+    #[arg(long, value_name = "B", default_value_t = 0.01, value_parser = positive)]
+    pub(crate) beta: f64,
+    /// Most distinct words of a step, unless one document has more
+    #[arg(long, value_name = "N", default_value_t = 8192, value_parser = count())]
+    pub(crate) step_words: u32,
+    /// Determines all draws
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) seed: u64,
+}
+
+/// How servers apply gradients.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Method")]
+pub(crate) struct Rule {
+    /// Examples of a step
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = count())]
+    pub(crate) batch: u32,
+    /// The update rule: sgd, momentum, adagrad, adam or ftrl [default: ftrl of sgd, else adagrad]
+    #[arg(long, value_name = "RULE", value_parser = ["sgd", "momentum", "adagrad", "adam", "ftrl"])]
+    pub(crate) handle: Option<String>,
+    /// Settings of the rule, as rate=0.1,l1=1 [default: rate=0.1]
+    #[arg(long, value_name = "NAME=NUMBER,…", value_delimiter = ',', value_parser = option)]
+    pub(crate) option: Vec<(String, f64)>,
+}
+
+/// Learning rate of all rules.
+const RATE: f64 = 0.1;
+
+impl Rule {
+    /// The table's handle.
+    pub(crate) fn handle(&self, default: &str) -> String {
+        self.handle.clone().unwrap_or_else(|| default.to_owned())
+    }
+
+    /// The options of the table's handle.
+    pub(crate) fn options(&self) -> serde_json::Value {
+        let rate = [("rate".to_owned(), RATE)];
+        rate.into_iter().chain(self.option.iter().cloned()).collect()
+    }
+}
+
+/// What is minimised.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LossName {
+    /// log(1 + exp(-y m))
+    Logistic,
+    /// (m - y)² / 2
+    Squared,
+}
+
+impl From<LossName> for Loss {
+    fn from(name: LossName) -> Self {
+        match name {
+            LossName::Logistic => Loss::Logistic,
+            LossName::Squared => Loss::Squared,
+        }
+    }
+}

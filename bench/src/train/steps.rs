@@ -1,0 +1,285 @@
+//! `caravan train sgd` and its like: caravan-learn trains on the cluster in steps; this file prints a
+//! row after each pass and the result, and writes the model.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use caravan_learn::data::{Examples, Shard};
+use caravan_learn::model::{Format, RowModel, predict};
+use caravan_learn::trainer::{Job, Progress, Trained, Trainer, train};
+use caravan_learn::{fm, lda, linreg, mf, replace_file, sgd};
+use serde::Serialize;
+use serde_json::json;
+
+use super::predict::read;
+use super::rows::Quality;
+use crate::cli::ending::Interrupted;
+use crate::cli::interrupt::Interrupt;
+use crate::cli::{Common, Factors, Fm, Lda, LinReg, Mf, Sgd, Steps, TrainCommand};
+use crate::cluster;
+use crate::report::{Report, Row, say};
+
+/// Runs `caravan train` with an algorithm that trains in steps.
+///
+/// # Errors
+/// Names the file or the node; rows that cannot be written; [`Interrupted`] after Ctrl-C or
+/// SIGTERM.
+pub(crate) fn run(common: &Common, command: &TrainCommand) -> Result<()> {
+    match command {
+        TrainCommand::Dbpg(args) => super::dbpg(common, args),
+        TrainCommand::Sgd(args) => sgd(common, args),
+        TrainCommand::Lda(args) => lda(common, args),
+        TrainCommand::Mf(args) => mf(common, args),
+        TrainCommand::Fm(args) => fm(common, args),
+        TrainCommand::Linreg(args) => linreg(common, args),
+    }
+}
+
+fn sgd(common: &Common, args: &Sgd) -> Result<()> {
+    let settings = sgd::Settings {
+        files: args.steps.data.clone(),
+        loss: args.loss.into(),
+        batch: args.rule.batch as usize,
+        mean: args.mean,
+        handle: args.rule.handle("ftrl"),
+        options: args.rule.options(),
+    };
+    let test = examples(&args.test)?;
+    train_in_steps::<sgd::Sgd>(common, &args.steps, settings, |trained, out| {
+        let model = sgd::model(&trained.rows)?;
+        let comment = format!("sgd: objective {}", trained.objective);
+        out.map_or(Ok(()), |out| model.write(out, Format::of(out), &comment))?;
+        Ok(Measured::of(test.as_ref(), |test| predict(&model, test)))
+    })
+}
+
+fn lda(common: &Common, args: &Lda) -> Result<()> {
+    let files = args.steps.data.clone();
+    let words = lda::vocabulary(&files)?;
+    let Lda { topics, alpha, beta, seed, .. } = *args;
+    let step_words = args.step_words as usize;
+    let settings = lda::Settings { files, words, topics, alpha, beta, step_words, seed };
+    let test = documents(&args.test)?;
+    train_in_steps::<lda::Lda>(common, &args.steps, settings, |trained, out| {
+        let model = RowModel::new("lda", json!({"alpha": alpha, "beta": beta}), trained);
+        out.map_or(Ok(()), |out| model.write(out))?;
+        let topics = lda::Topics::of(&model).map_err(anyhow::Error::msg)?;
+        let perplexity = test.map(|test| topics.foretell(&test).perplexity);
+        let perplexity = perplexity.filter(|perplexity| perplexity.is_finite());
+        Ok(Measured { perplexity, ..Measured::default() })
+    })
+}
+
+fn mf(common: &Common, args: &Mf) -> Result<()> {
+    let files = args.steps.data.clone();
+    let mean = mf::Ratings::read(&files, Shard::ALL)?.mean();
+    let Factors { factors, l2, seed } = args.factors;
+    let settings = mf::Settings {
+        files,
+        mean,
+        factors,
+        l2,
+        seed,
+        batch: args.rule.batch as usize,
+        handle: args.rule.handle("adagrad"),
+        options: args.rule.options(),
+    };
+    let test = mf::Ratings::read(&args.test, Shard::ALL)?;
+    train_in_steps::<mf::Mf>(common, &args.steps, settings, |trained, out| {
+        let model = RowModel::new("mf", json!({"mean": mean}), trained);
+        out.map_or(Ok(()), |out| model.write(out))?;
+        let rmse = mf::rmse(&model, &test).map_err(anyhow::Error::msg)?;
+        Ok(Measured { rmse, ..Measured::default() })
+    })
+}
+
+fn fm(common: &Common, args: &Fm) -> Result<()> {
+    let Factors { factors, l2, seed } = args.factors;
+    let settings = fm::Settings {
+        files: args.steps.data.clone(),
+        factors,
+        l2,
+        seed,
+        batch: args.rule.batch as usize,
+        handle: args.rule.handle("adagrad"),
+        options: args.rule.options(),
+    };
+    let test = examples(&args.test)?;
+    train_in_steps::<fm::Fm>(common, &args.steps, settings, |trained, out| {
+        let model = RowModel::new("fm", json!({}), trained);
+        out.map_or(Ok(()), |out| model.write(out))?;
+        Ok(Measured::of(test.as_ref(), |test| fm::margins(&model, test)))
+    })
+}
+
+fn linreg(common: &Common, args: &LinReg) -> Result<()> {
+    let files = args.steps.data.clone();
+    let features = linreg::features(&read(&files)?)?;
+    let settings = linreg::Settings { files, features, rate: args.rate, steps: args.pass_steps };
+    train_in_steps::<linreg::LinReg>(common, &args.steps, settings, |trained, out| {
+        let model = sgd::model(&trained.rows)?;
+        let comment = format!("linreg: objective {}", trained.objective);
+        out.map_or(Ok(()), |out| model.write(out, Format::of(out), &comment))?;
+        Ok(Measured::default())
+    })
+}
+
+/// Reads whole files of examples, if there are any.
+fn examples(files: &[PathBuf]) -> Result<Option<Examples>> {
+    if files.is_empty() {
+        return Ok(None);
+    }
+    read(files).map(Some)
+}
+
+/// Reads whole files of documents, if there are any.
+fn documents(files: &[PathBuf]) -> Result<Option<lda::Corpus>> {
+    if files.is_empty() {
+        return Ok(None);
+    }
+    Ok(Some(lda::Corpus::read(files, Shard::ALL)?))
+}
+
+/// What a model is worth on the test examples.
+#[derive(Debug, Default)]
+struct Measured {
+    quality: Quality,
+    rmse: Option<f64>,
+    perplexity: Option<f64>,
+}
+
+impl Measured {
+    /// The quality of margins of examples, if there are any.
+    fn of(test: Option<&Examples>, margins: impl FnOnce(&Examples) -> Vec<f64>) -> Self {
+        let quality = test.map_or_else(Quality::default, |test| Quality::of(test, &margins(test)));
+        Measured { quality, ..Measured::default() }
+    }
+}
+
+/// Trains, writes the model by `finish`, and prints the rows.
+fn train_in_steps<T: Trainer>(
+    common: &Common,
+    args: &Steps,
+    settings: T::Settings,
+    finish: impl FnOnce(&Trained<T::Value>, Option<&Path>) -> Result<Measured>,
+) -> Result<()> {
+    let interrupt = Interrupt::watch().context("cannot watch for Ctrl-C")?;
+    let config = cluster::config(common)?;
+    args.model.as_deref().map_or(Ok(()), replace_file::check)?;
+    let mut job = Job::new(settings);
+    job.consistency = args.consistency;
+    job.parts = args.parts.map(|parts| parts as usize);
+    job.passes = if common.smoke { 1 } else { args.passes };
+    let mut cluster = cluster::launch(&config, common)?;
+    let mut report = Report::new(common.format(), job.passes as usize);
+    report.doing("loading".to_owned());
+    if args.model.is_some() {
+        job.stop = interrupt.flag();
+        interrupt.defer();
+    }
+    let mut printed = Ok(());
+    let stop = job.stop.clone();
+    let trained = train::<T>(&mut cluster, &job, |pass| {
+        report.step();
+        if printed.is_ok() {
+            printed = report.row(pass);
+        }
+        if printed.is_err() && args.model.is_none() {
+            stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        }
+    })?;
+    let Measured { quality, rmse, perplexity } = finish(&trained, args.model.as_deref())?;
+    let result = Outcome {
+        algorithm: T::NAME,
+        consistency: job.consistency.to_string(),
+        objective: trained.objective,
+        rows: trained.rows.keys.len(),
+        passes: trained.passes,
+        seconds: trained.seconds,
+        load_seconds: trained.load_seconds,
+        test_logloss: quality.logloss,
+        test_auc: quality.auc,
+        test_accuracy: quality.accuracy,
+        test_pr_auc: quality.pr_auc,
+        test_rmse: rmse,
+        test_perplexity: perplexity,
+    };
+    let printed = printed.and_then(|()| report.row(&result));
+    let ended = printed.and(cluster.shutdown().map_err(Into::into));
+    match &args.model {
+        Some(file) if ended.is_err() => say(format_args!("the model is in {}", file.display())),
+        Some(file) if trained.stopped => {
+            let saved = format!("the model so far is in {}", file.display());
+            return Err(Interrupted { status: interrupt.status(), saved }.into());
+        }
+        _ => {}
+    }
+    ended
+}
+
+impl Row for Progress {
+    const KIND: &'static str = "pass";
+
+    fn heading(&self) -> Option<String> {
+        let heading = "\n\
+            # objective of the pass; rows pulled and pushed in the pass; sent since the start in MB \
+            (10^6)\n\
+            pass   seconds       objective   examples |     pulled     pushed |  workers  servers";
+        Some(heading.to_owned())
+    }
+
+    fn text(&self) -> String {
+        let Progress { pass, seconds, objective, sums, .. } = self;
+        let sent = [self.worker_bytes_sent, self.server_bytes_sent];
+        let [workers, servers] = sent.map(|bytes| bytes as f64 / 1e6);
+        format!(
+            "{pass:<4} {seconds:>9.3} {objective:>15.8e} {:>10} | {:>10} {:>10} | {workers:>8.3} \
+             {servers:>8.3}",
+            sums.examples, sums.rows_pulled, sums.rows_pushed
+        )
+    }
+}
+
+/// The result of a run in steps.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+struct Outcome {
+    algorithm: &'static str,
+    consistency: String,
+    objective: f64,
+    rows: usize,
+    passes: u64,
+    seconds: f64,
+    load_seconds: f64,
+    // None without test examples, or without a meaning.
+    test_logloss: Option<f64>,
+    test_auc: Option<f64>,
+    test_accuracy: Option<f64>,
+    test_pr_auc: Option<f64>,
+    test_rmse: Option<f64>,
+    test_perplexity: Option<f64>,
+}
+
+impl Row for Outcome {
+    const KIND: &'static str = "trained";
+
+    fn text(&self) -> String {
+        let Outcome { algorithm, consistency, objective, rows, passes, .. } = self;
+        let Outcome { seconds, load_seconds, .. } = self;
+        let quality = Quality {
+            logloss: self.test_logloss,
+            auc: self.test_auc,
+            accuracy: self.test_accuracy,
+            pr_auc: self.test_pr_auc,
+        };
+        let others = [("RMSE", self.test_rmse), ("perplexity", self.test_perplexity)];
+        let others = others.map(|(name, figure)| {
+            figure.map_or(String::new(), |figure| format!("\ntest: {name} {figure:.6}"))
+        });
+        format!(
+            "\n{algorithm} under {consistency}: objective {objective:.10}, {rows} rows, {passes} \
+             passes in {seconds:.2} s after {load_seconds:.2} s of loading{}{}",
+            quality.text("\ntest: "),
+            others.concat()
+        )
+    }
+}
