@@ -3,12 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use base64::prelude::{BASE64_STANDARD, Engine as _};
-use caravan_van::wire::{Coding, Hello, Kind};
+use caravan_van::sim::Network;
+use caravan_van::wire::{Coding, Kind};
 use caravan_van::{Draft, Endpoint, Identity, Message, PeerId, Values};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::backend::{Van, is_simulated};
+use super::backend::Van;
 use super::barriers::Party;
 use super::choice::Candidate;
 use super::group::{NodeName, Recipients};
@@ -40,7 +41,7 @@ pub(crate) const CREDITS: u16 = 64;
 /// news of a loss, and the end.
 pub(super) const TASKS_MAX: usize = CREDITS as usize - 3;
 
-/// Role numbers of processes, as their lanes prove them in [`Hello::role`].
+/// Role numbers of processes, as their lanes prove them ([`Identity::role`]).
 pub(crate) const SCHEDULER: u8 = 1;
 const SERVER: u8 = 2;
 const WORKER: u8 = 3;
@@ -65,15 +66,19 @@ impl Role {
     }
 }
 
-/// A new identity of this process: its role, its rank if known, and an incarnation that differs for
-/// each start. On a simulated network the incarnation is not random, so that runs repeat exactly.
+/// A new identity of this process: its role, its rank if known, and a new incarnation.
 pub(crate) fn identity(role: u8, rank: Option<usize>) -> Identity {
     let rank = rank.and_then(|rank| u32::try_from(rank).ok());
-    let incarnation = match is_simulated() {
-        true => u64::from(role) << 32 | u64::from(rank.unwrap_or(Hello::NO_RANK)),
-        false => getrandom::u64().expect("the system has random numbers"),
-    };
-    Identity { role, rank, incarnation }
+    Identity { role, rank, incarnation: incarnation() }
+}
+
+/// A number that differs for each start of a process and each client in it. On a simulated network
+/// it is not random, so that runs repeat exactly.
+pub(super) fn incarnation() -> u64 {
+    match Network::here() {
+        Some(network) => network.number(),
+        None => getrandom::u64().expect("the system has random numbers"),
+    }
 }
 
 /// A node's request to the scheduler. The lane has proved who asks: role, rank and incarnation are

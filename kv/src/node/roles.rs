@@ -13,7 +13,9 @@ use caravan_van::{Endpoint, Identity, VanConfig};
 use super::backend::{self, Van, is_simulated};
 use super::barriers::Party;
 use super::choice::{self, Candidate};
-use super::control::{Join, Role, Roster, Step, Target, identity, is_within, within};
+use super::control::{
+    Join, Role, Roster, Step, Target, identity, incarnation, is_within, within,
+};
 use super::desk::{Answered, AtDesk, Desk, RequestId, Responder, Responders};
 use super::group::Group;
 use super::heartbeat;
@@ -305,7 +307,9 @@ pub(crate) fn watched_client(
     servers: &[ServerAddress],
     watch: Option<Watch>,
 ) -> Result<Worker> {
-    let van = VanConfig { accepts: false, ..config.van_config(node) };
+    // Its timestamps begin anew: servers must not take them for another client's of this process.
+    let identity = Identity { incarnation: incarnation(), ..config.identity };
+    let van = VanConfig { accepts: false, identity, ..config.van_config(node) };
     let endpoint = Endpoint::new(backend::open(config.van, &van)?, node, config.credits);
     let mut waits = Waits::up_to(config.request_timeout);
     if let Some(watch) = watch {

@@ -43,6 +43,8 @@ pub(super) struct Core {
     under_way: BinaryHeap<Flight>,
     flights: u64,
     ports: Vec<Port>,
+    /// Numbers given out.
+    numbers: u64,
     participants: Vec<Participant>,
     /// Pending wake-ups: time, a random number that orders those of the same instant, participant.
     alarms: BTreeSet<(Duration, u64, usize)>,
@@ -99,6 +101,7 @@ impl World {
             under_way: BinaryHeap::new(),
             flights: 0,
             ports: Vec::new(),
+            numbers: 0,
             participants: Vec::new(),
             alarms: BTreeSet::new(),
             running: MAIN,
@@ -348,6 +351,12 @@ impl Core {
             "{} polls in vain and never waits, so that simulated time stands still; call Transport::wait in between",
             participant.name
         );
+    }
+
+    /// A number that was never given out before.
+    pub(super) fn number(&mut self) -> u64 {
+        self.numbers += 1;
+        self.numbers
     }
 
     /// Time until a silent peer is reported lost.

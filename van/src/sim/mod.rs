@@ -274,6 +274,11 @@ impl Network {
         self.world.lock().now()
     }
 
+    /// A number that nobody on this network has had: what random numbers are elsewhere.
+    pub fn number(&self) -> u64 {
+        self.world.lock().number()
+    }
+
     /// A fingerprint of everything so far: every arrival with its bytes, and the order of turns.
     /// Equal for equal seeds.
     pub fn trace(&self) -> u64 {
