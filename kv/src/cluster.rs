@@ -363,8 +363,8 @@ impl Cluster {
     pub fn client(&self) -> Result<Worker> {
         let scheduler = Rc::downgrade(&self.scheduler);
         let watch = move || match scheduler.upgrade() {
-            Some(scheduler) => scheduler.borrow_mut().glance(),
-            None => Ok(()),
+            Some(scheduler) => scheduler.borrow_mut().glance().map(|()| Vec::new()),
+            None => Ok(Vec::new()),
         };
         let watch: Watch = Box::new(watch);
         let servers = self.scheduler.borrow().servers();

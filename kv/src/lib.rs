@@ -64,6 +64,7 @@ pub mod sharing;
 pub mod slicer;
 pub mod table;
 mod tracker;
+mod view;
 pub mod worker;
 
 pub use cluster::{Cluster, Launch, spawn_node};

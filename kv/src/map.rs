@@ -176,6 +176,12 @@ impl Map {
         self.shards.get(at).filter(|shard| shard.range.contains(key)).map(|_| at)
     }
 
+    /// Enters that a server thread has all shards of another one.
+    pub(crate) fn pass_on(&mut self, from: usize, to: usize) {
+        let of_it = |shard: &&mut Placed| shard.server == from;
+        self.shards.iter_mut().filter(of_it).for_each(|shard| shard.server = to);
+    }
+
     /// Enters a claim to the shard that begins at `begin`; returns whether it is a new one.
     pub(crate) fn enter(&mut self, begin: u64, server: usize, epoch: u64) -> bool {
         let Some(at) = self.find(begin) else { return false };

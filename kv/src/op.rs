@@ -55,6 +55,17 @@ pub(crate) enum Op {
     Fresh = 22,
     /// A [`Wish`](crate::checkpoint::Wish) of a client that writes or restores a checkpoint.
     Checkpoint = 23,
+    /// What the sender knows of the server threads, as JSON ([`View`](crate::view::View)).
+    View = 24,
+    /// From a thread of a shard's chain to the next one: follow. The answer's value says whether
+    /// that has a whole copy.
+    Follow = 25,
+    /// The inputs of a request, which the sender has applied.
+    Replicate = 26,
+    /// The copy is whole. The values say what was applied of whom.
+    Whole = 27,
+    /// A failure: the server thread that asked counts as lost.
+    Lost = 28,
 }
 
 /// Bit of the operation of a push that ends its worker's iteration: the worker has finished all
@@ -94,6 +105,11 @@ impl Op {
             21 => Op::Abandon,
             22 => Op::Fresh,
             23 => Op::Checkpoint,
+            24 => Op::View,
+            25 => Op::Follow,
+            26 => Op::Replicate,
+            27 => Op::Whole,
+            28 => Op::Lost,
             _ => return None,
         })
     }

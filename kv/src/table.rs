@@ -178,6 +178,15 @@ pub struct TableSpec {
     /// Whether a worker's pushes are applied once in an iteration, and repeats only acknowledged.
     #[serde(default, skip_serializing_if = "is_false")]
     pub once: bool,
+    /// Copies of each shard on other server threads, so that no acknowledged push is lost with as
+    /// many of them.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub replicas: u32,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it")]
+fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it")]
@@ -205,6 +214,7 @@ impl TableSpec {
             filters: Filters::NONE,
             consistency: None,
             once: false,
+            replicas: 0,
         }
     }
 
@@ -276,12 +286,24 @@ impl TableSpec {
         self
     }
 
+    /// The same table with this many copies of each shard, on other server threads. A push is
+    /// answered when all copies have it. When a server is lost, the next one that has a copy serves, and
+    /// workers send it again what was not answered. Who is lost says
+    /// [`Worker::watch_servers`](crate::Worker::watch_servers); a cluster does not yet, and ends.
+    pub fn replicas(mut self, replicas: u32) -> Self {
+        self.replicas = replicas;
+        self
+    }
+
     /// Checks its model, if it has one.
     ///
     /// # Errors
     /// [`Error::Config`] names the table.
     pub(crate) fn check_consistency(&self) -> Result<()> {
         let checked = match self.consistency {
+            Some(_) if self.replicas > 0 => {
+                Err("a table with a consistency model has no replicas yet".to_owned())
+            }
             Some(consistency) => consistency.check(),
             None if self.once => Err("once needs iterations, so a consistency model".to_owned()),
             None => Ok(()),

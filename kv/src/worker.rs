@@ -9,6 +9,7 @@ mod checkpoint;
 mod clocks;
 mod moving;
 mod reconnect;
+mod recovery;
 mod request;
 mod runs;
 mod table;
@@ -21,6 +22,7 @@ use caravan_van::{Buffer, Counters, Endpoint, PeerId, Pool, Shared, Value};
 
 use self::answer::run_callback;
 use self::moving::Moves;
+use self::recovery::Recovery;
 use self::request::{Payload, Request};
 pub use self::table::Table;
 use self::table::TableState;
@@ -53,6 +55,7 @@ pub struct Worker {
     /// Unanswered messages that named their keys by a signature, by timestamp.
     named: HashMap<u64, Outstanding>,
     moves: Moves,
+    recovery: Recovery,
     clock: u64,
     /// The namespace that those of its tables are within.
     namespace: String,
@@ -96,6 +99,8 @@ impl Worker {
                 "a worker needs at least one server to connect to".to_owned(),
             ));
         }
+        let addresses = servers.iter().map(|at| at.address.clone()).collect();
+        let recovery = Recovery::of(addresses, 1);
         let mut connected = Vec::with_capacity(servers.len());
         for at in servers {
             let peer = endpoint.connect(&at.address).map_err(|error| Error::ServerLost {
@@ -113,6 +118,7 @@ impl Worker {
             tracker: Tracker::default(),
             named: HashMap::new(),
             moves: Moves::default(),
+            recovery,
             clock: 0,
             namespace: String::new(),
             implied: Vec::new(),
@@ -132,21 +138,23 @@ impl Worker {
             self.by_peer.resize(peer + 1, None);
         }
         self.by_peer[peer] = Some(server);
+        self.recovery.enter_lane(server);
     }
 
     fn wait_until_connected(&mut self, timeout: Duration) -> Result<()> {
         let began = self.endpoint.lanes.now();
-        while !self.servers.iter().all(|server| server.up) {
+        while let Some(next) = (0..self.servers.len()).find(|server| self.is_awaited(*server)) {
             self.poll()?;
-            if let Some(lost) = self.servers.iter().find(|server| server.lost.is_some()) {
-                return Err(lost.error());
-            }
             self.check_lost_nodes()?;
+            if self.servers[next].lost.is_some() && self.is_awaited(next) {
+                return Err(self.servers[next].error());
+            }
             let waited = self.endpoint.lanes.now() - began;
             if waited > timeout {
-                let missing = self.servers.iter().filter(|server| !server.up);
+                let missing = (0..self.servers.len()).filter(|server| self.is_awaited(*server));
+                let missing = missing.map(|server| &self.servers[server].at);
                 let missing: Vec<_> =
-                    missing.map(|s| format!("{} at {}", s.at.name, s.at.address)).collect();
+                    missing.map(|at| format!("{} at {}", at.name, at.address)).collect();
                 return Err(Error::Timeout {
                     what: "connecting to the servers".to_owned(),
                     seconds: waited.as_secs_f64(),
@@ -156,6 +164,17 @@ impl Worker {
             self.endpoint.wait(self.waits.nap.min(timeout))?;
         }
         Ok(())
+    }
+
+    /// Whether a server is not connected, and not lost either.
+    fn is_awaited(&self, server: usize) -> bool {
+        !self.servers[server].up && !self.recovery.view.lost.contains(&server)
+    }
+
+    /// The server threads that are not lost.
+    fn living(&self) -> Vec<usize> {
+        let lost = &self.recovery.view.lost;
+        (0..self.servers.len()).filter(|server| !lost.contains(server)).collect()
     }
 
     /// Number of server threads.
@@ -409,10 +428,13 @@ impl Worker {
     pub fn poll(&mut self) -> Result<bool> {
         let polled = self.endpoint.poll();
         if let Ok(false) = polled {
-            return Ok(false);
+            return Ok(self.recovery.is_due && self.recover()?);
         }
         self.drain();
         self.send_returned();
+        if self.recovery.is_due {
+            self.recover()?;
+        }
         Ok(polled?)
     }
 

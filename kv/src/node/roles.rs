@@ -228,7 +228,7 @@ pub fn run_worker(
     }
     let member = Rc::new(RefCell::new(member));
     let watched = member.clone();
-    let watch: Watch = Box::new(move || watched.borrow_mut().check());
+    let watch: Watch = Box::new(move || watched.borrow_mut().check().map(|()| Vec::new()));
     let worker = watched_client(&config, roster.node, &roster.servers, Some(watch))?;
     let Roster { rank, workers, .. } = roster;
     let job = String::new();

@@ -42,12 +42,7 @@ pub(super) fn answer_pull(
             Ok(()) => Ok(()),
             Err(error) => post_failure(lanes, reply_to, error),
         },
-        Ok(Pulled::Shared(values)) => {
-            let bytes = values.len();
-            let is_copied = bytes < SHARED_BYTES_MIN && !lanes.lends(bytes);
-            let values = if is_copied { Values::Copied(&values) } else { Values::Apart(values) };
-            post(lanes, peer, Draft { values, ..reply() })
-        }
+        Ok(Pulled::Shared(values)) => post_values(lanes, reply_to, &[], values),
         Ok(Pulled::Bytes(bytes)) => {
             let mut write = |into: &mut [u8]| shard.read(request, into);
             let values = Values::Written(bytes, &mut write);
@@ -64,6 +59,42 @@ pub(super) fn answer_pull(
             }
         }
         Err(reason) => refuse(lanes, reply_to, &reason),
+    }
+}
+
+/// Answers a pull with these values and lengths.
+pub(super) fn post_values(
+    lanes: &mut Lanes,
+    reply_to: ReplyTo,
+    lengths: &[u32],
+    values: Shared,
+) -> caravan_van::Result<()> {
+    let ReplyTo { peer, table, timestamp } = reply_to;
+    let bytes = values.len();
+    let is_copied = bytes < SHARED_BYTES_MIN && !lanes.lends(bytes);
+    let values = if is_copied { Values::Copied(&values) } else { Values::Apart(values) };
+    post(lanes, peer, Draft { table, timestamp, lengths, values, ..Draft::new(Kind::Reply) })
+}
+
+/// The answer to a pull as the shard is now: lengths, if rows have their own, and values.
+pub(super) fn collect(
+    memory: &Pool,
+    shard: &mut dyn Shard,
+    request: &Request<'_>,
+) -> Result<(Vec<u32>, Shared), String> {
+    match shard.pull(request)? {
+        Pulled::Shared(values) => Ok((Vec::new(), values)),
+        Pulled::Stored(values) => {
+            let values = gather(memory, values.len(), |into| into.copy_from_slice(values))?;
+            Ok((Vec::new(), values))
+        }
+        Pulled::Bytes(bytes) => {
+            Ok((Vec::new(), gather(memory, bytes, |into| shard.read(request, into))?))
+        }
+        Pulled::Varying(bytes) => {
+            let values = gather(memory, bytes, |into| shard.read(request, into))?;
+            Ok((shard.lengths().to_vec(), values))
+        }
     }
 }
 

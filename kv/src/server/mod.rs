@@ -17,6 +17,6 @@ pub use handle::{
     AdaGrad, Adam, Add, Assign, Ftrl, Handles, Momentum, Number, Origin, Rule, Sgd, Sum,
 };
 pub use shard::{Extract, Pulled, Request, Shard};
-pub use tables::MoveCounters;
+pub use tables::{ChainCounters, MoveCounters};
 pub(crate) use tables::{Destination, SentBack};
 pub use thread::ServerThread;

@@ -2,6 +2,7 @@
 //!
 //! Path: codec > thread > **tables** > shard > store > answer.
 
+mod chain;
 mod cut;
 mod entry;
 mod filtered;
@@ -13,9 +14,11 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use caravan_van::wire::Kind;
-use caravan_van::{Draft, Lanes, Message, PeerId, Pool, Values};
+use caravan_van::{Draft, KeyRange, Lanes, Message, PeerId, Pool, Values};
 use serde::Serialize;
 
+pub use self::chain::ChainCounters;
+use self::chain::{Chain, Chains};
 pub(super) use self::entry::Entry;
 use self::entry::Known;
 use self::filtered::{apply, serve_filtered};
@@ -28,7 +31,7 @@ use self::moving::{Moved, Moves, forward, send_back};
 use self::numbers::Numbers;
 use super::answer::{ReplyTo, answer, answer_pull, place_pull, post, refuse, refuse_dropped};
 use super::handle::Handles;
-use super::shard::Request;
+use super::shard::{Extract, Request};
 use crate::consistency::{Admission, Blocker};
 use crate::cost::Cost;
 use crate::filter::{FILTERED, List};
@@ -52,6 +55,7 @@ pub(super) struct Tables {
     entries: Vec<Entry>,
     numbers: Numbers,
     moves: Moves,
+    chains: Chains,
     /// Index of the last request's shard; the next request is probably for it, too.
     last: usize,
 }
@@ -104,6 +108,8 @@ pub(super) enum Trouble {
     Dropped,
     /// Its shard has moved to another server thread.
     Moved(Moved),
+    /// The server thread that asks counts as lost.
+    Lost,
     /// Its answer cannot be posted, and the lane must be closed.
     Lane(caravan_van::Error),
 }
@@ -115,6 +121,7 @@ impl Trouble {
             Trouble::Refused(reason) => reason,
             Trouble::Dropped => "its table was dropped".to_owned(),
             Trouble::Moved(to) => format!("its shard has moved to server thread {}", to.server),
+            Trouble::Lost => "it counts as lost".to_owned(),
             Trouble::Lane(error) => error.to_string(),
         }
     }
@@ -143,6 +150,7 @@ impl Tables {
             entries: Vec::new(),
             numbers: Numbers::new(memory),
             moves: Moves::default(),
+            chains: Chains::default(),
             last: 0,
         }
     }
@@ -307,15 +315,16 @@ impl Tables {
         op: Op,
     ) -> Result<Step, Trouble> {
         self.seek(message.table(), message.range().begin())?;
-        match self.entries[self.last].moving {
-            None => self.serve_shard::<false>(lanes, client, message, list, admitted, op),
-            Some(_) => self.serve_moving(lanes, client, message, list, admitted, op),
+        match self.entries[self.last].is_alone() {
+            true => self.serve_shard::<false>(lanes, client, message, list, admitted, op),
+            false => self.serve_in_touch(lanes, client, message, list, admitted, op),
         }
     }
 
-    /// As `serve_op`, for a shard that moves. It stands alone so that others pay nothing for it.
+    /// As `serve_op`, for a shard that moves or has copies. It stands alone so that others pay
+    /// nothing for it.
     #[inline(never)]
-    fn serve_moving(
+    fn serve_in_touch(
         &mut self,
         lanes: &mut Lanes,
         client: Client,
@@ -324,6 +333,9 @@ impl Tables {
         admitted: Admitted,
         op: Op,
     ) -> Result<Step, Trouble> {
+        if self.entries[self.last].chain.is_some() {
+            return self.serve_chained(lanes, client, message, list, op);
+        }
         self.serve_shard::<true>(lanes, client, message, list, admitted, op)
     }
 
@@ -544,6 +556,18 @@ impl Tables {
                 }
                 lanes.answer(peer, message.timestamp())?;
             }
+            Some(Op::View) => {
+                self.enter_view(message)?;
+                lanes.answer(peer, message.timestamp())?;
+            }
+            Some(op @ (Op::Follow | Op::Replicate | Op::Whole)) => {
+                return self.serve_follower(lanes, peer, message, op);
+            }
+            Some(Op::Rows)
+                if self.find(message.table(), message.range().begin())?.chain.is_some() =>
+            {
+                return self.serve_follower(lanes, peer, message, Op::Rows);
+            }
             Some(Op::Take) if self.waits_for_marks(message.table(), message.range().begin()) => {
                 return Ok(Step::Hold);
             }
@@ -600,16 +624,18 @@ impl Tables {
         let mut wanted = Known::read(message.values(), memory)?;
         let number = match (message.table(), self.named(&wanted.spec.namespace, wanted.spec.id)) {
             (0, Some(number)) => number,
-            (0, None) if self.index == 0 => self.numbers.next()?,
+            (0, None) if self.gives_numbers() => self.numbers.next()?,
             (0, None) => {
                 let why = "a table gets its number from the first server thread, not from this one";
                 return Err(why.to_owned().into());
             }
             (number, _) => number,
         };
-        if let Some(known) = self.known.get(&number) {
+        if let Some(known) = self.known.get_mut(&number) {
             known.check_same(&wanted)?;
-            return Ok(number);
+            if std::mem::replace(&mut known.is_created, true) {
+                return Ok(number);
+            }
         }
         if self.numbers.is_dropped(number) {
             return Err(Trouble::Dropped);
@@ -617,10 +643,25 @@ impl Tables {
         let range = wanted.spec.range().map_err(|error| error.to_string())?;
         let map = wanted.spec.placement.map(range, self.count);
         let map = map.map_err(|error| error.to_string())?;
-        let Tables { index, handles, histories, .. } = self;
-        let own = map.shards().iter().enumerate().filter(|(_, shard)| shard.server == *index);
+        let replicas = wanted.spec.replicas;
+        self.check_replicas(lanes, &wanted.spec)?;
+        let Tables { index, handles, histories, chains, entries, .. } = self;
+        let is_own = |shard: &Placed| match replicas {
+            0 => shard.server == *index,
+            _ => chains.view.chain(shard.server, replicas).any(|thread| thread == *index),
+        };
+        // Another thread may have asked this one to follow before.
+        let is_here = |range: KeyRange| {
+            entries.iter().any(|entry| entry.number == number && entry.range == range)
+        };
+        let own = map.shards().iter().enumerate();
+        let own = own.filter(|(_, shard)| is_own(shard) && !is_here(shard.range));
         let mut build = |(place, shard): (usize, &Placed)| {
             let mut entry = wanted.build(number, shard.range, handles, memory)?;
+            if replicas > 0 {
+                entry.shard.give(shard.range.begin(), 0, &mut Extract::default())?;
+                entry.chain = Some(Chain::new(shard.server, replicas, true, memory));
+            }
             if let (Some(open), Some(governor), Some(consistency)) =
                 (&mut *histories, &mut entry.governor, entry.spec.consistency)
             {
@@ -630,11 +671,16 @@ impl Tables {
             }
             Ok(entry)
         };
-        let entries = own.map(&mut build).collect::<Result<Vec<_>, String>>()?;
+        let new = own.map(&mut build).collect::<Result<Vec<_>, String>>()?;
         wanted.shorten()?;
+        wanted.is_created = true;
         let at = self.entries.partition_point(|entry| entry.number < number);
-        self.entries.splice(at..at, entries);
+        self.entries.splice(at..at, new);
+        self.entries.sort_by_key(|entry| (entry.number, entry.range.begin()));
+        self.last = 0;
         self.known.insert(number, wanted);
+        self.numbers.note(number);
+        self.chains.is_due |= replicas > 0;
         Ok(number)
     }
 
@@ -672,6 +718,11 @@ pub(super) fn answer_trouble(
     match trouble {
         Trouble::Refused(reason) => refuse(lanes, reply_to, &reason),
         Trouble::Dropped => refuse_dropped(lanes, reply_to),
+        Trouble::Lost => {
+            let ReplyTo { peer, table, timestamp } = reply_to;
+            let op = Op::Lost as u8;
+            post(lanes, peer, Draft { op, table, timestamp, ..Draft::new(Kind::Failure) })
+        }
         Trouble::Moved(_) => refuse(lanes, reply_to, &trouble.into_reason()),
         Trouble::Lane(error) => Err(error),
     }

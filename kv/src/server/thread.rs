@@ -14,7 +14,9 @@ use caravan_van::{Arrival, Counters, Draft, Endpoint, Message, PeerId};
 
 use super::answer::{ReplyTo, answer, post, refuse, refuse_dropped};
 use super::handle::Handles;
-use super::tables::{Admitted, Client, Held, MoveCounters, Step, Tables, Trouble, Waiting};
+use super::tables::{
+    Admitted, ChainCounters, Client, Held, MoveCounters, Step, Tables, Trouble, Waiting,
+};
 use crate::error::Result;
 use crate::filter::{List, REMEMBERED_BYTES_MAX, Remembered, Traffic};
 use crate::op::Op;
@@ -116,6 +118,11 @@ impl ServerThread {
         self.tables.moves()
     }
 
+    /// The counters of the copies of shards along chains.
+    pub fn chains(&self) -> ChainCounters {
+        self.tables.chains()
+    }
+
     /// Serves until `stop` is set.
     ///
     /// # Errors
@@ -161,8 +168,13 @@ impl ServerThread {
                 self.parked.remove(&table);
             }
         }
+        let is_copying = self.tables.advance_chains(&mut self.endpoint);
+        for peer in self.tables.take_broken() {
+            self.endpoint.disconnect(peer);
+            self.forget(peer);
+        }
         self.release_held();
-        is_busy
+        is_busy || is_copying
     }
 
     /// Serves the requests that waited for a move which has ended. No later one may overtake them.
@@ -184,7 +196,10 @@ impl ServerThread {
                     tracing::debug!(%error, "a lane is gone");
                     self.forget(peer);
                 }
-                Arrival::Connected { peer, hello } => self.greet(peer, hello.node.get()),
+                Arrival::Connected { peer, hello } => {
+                    self.tables.greet(peer, hello.incarnation.get());
+                    self.greet(peer, hello.node.get());
+                }
             }
         }
     }
@@ -208,7 +223,10 @@ impl ServerThread {
     /// Enters the answers of a server to which a shard moves.
     #[cold]
     fn answered(&mut self, peer: PeerId) {
-        if !self.tables.enter_answers(peer, self.endpoint.inbox.message_mut()) {
+        let Endpoint { lanes, inbox } = &mut self.endpoint;
+        let is_expected = self.tables.enter_answers(peer, inbox.message_mut())
+            || self.tables.enter_confirmed(lanes, peer, inbox.message_mut());
+        if !is_expected {
             self.reject(peer);
         }
     }
@@ -372,6 +390,10 @@ impl ServerThread {
     #[cold]
     fn drop_table(&mut self, peer: PeerId, message: &Message) {
         let table = message.table();
+        for reply_to in self.tables.unconfirmed(table) {
+            let refused = refuse_dropped(&mut self.endpoint.lanes, reply_to);
+            self.check(reply_to.peer, refused);
+        }
         let waiting = match self.tables.drop(table) {
             Ok(waiting) => waiting,
             Err(reason) => return self.refuse(peer, message, &reason),

@@ -135,6 +135,7 @@ impl Worker {
     #[inline]
     fn answered(&mut self, server: usize, timestamp: u64) -> Option<(&mut Progress, usize)> {
         let (progress, at) = self.tracker.answered(timestamp, server)?;
+        self.recovery.forget(timestamp);
         if let Some(key) = progress.parts[at].offered.take() {
             let peer = self.servers[server].peer;
             progress.parts[at].into = self.endpoint.lanes.withdraw(peer, key).ok();
@@ -219,13 +220,19 @@ impl Worker {
         self.settle(timestamp);
     }
 
-    /// Fails every request that `server` has not answered.
+    /// Fails every request that `server` has not answered and that is not kept.
     pub(super) fn lose(&mut self, server: usize, error: &caravan_van::Error) {
         self.servers[server].lost = Some(with_sources(error));
+        self.servers[server].up = false;
+        self.recovery.is_due |= self.recovery.is_on;
         // This also takes back all memory that was offered to it.
         self.endpoint.disconnect(self.servers[server].peer);
         self.named.retain(|_, named| named.server != server);
         for timestamp in self.tracker.open_timestamps() {
+            if self.recovery.keeps(timestamp, server) {
+                self.recovery.post_later(timestamp);
+                continue;
+            }
             let Some((progress, _)) = self.tracker.answered(timestamp, server) else { continue };
             let timestamp = progress.timestamp;
             if !progress.abandoned {

@@ -23,7 +23,7 @@ impl Worker {
     /// caller may try again.
     pub fn reconnect(&mut self, timeout: Duration) -> Result<usize> {
         let broken: Vec<usize> =
-            (0..self.servers.len()).filter(|at| self.servers[*at].lost.is_some()).collect();
+            self.living().into_iter().filter(|at| self.servers[*at].lost.is_some()).collect();
         for &at in &broken {
             let server = &mut self.servers[at];
             let connected = self.endpoint.connect(&server.at.address);

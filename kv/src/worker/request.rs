@@ -9,6 +9,7 @@ use std::ops::Range;
 use caravan_van::wire::{Coding, Kind};
 use caravan_van::{Buffer, Draft, Lanes, PeerId, Shared, Value, Values};
 
+use super::recovery::Kept;
 use super::table::{FOLLOWS_WORKER, Route, TableState, unknown};
 use super::waiting::{Awaited, Silence};
 use super::{Server, Table, Worker};
@@ -271,7 +272,6 @@ impl Worker {
         made
     }
 
-    /// Whether one server has all keys and its answer is [lent](is_lent).
     /// Whether one shard has all keys and its answer is [lent](is_lent).
     fn is_lent_whole(&self, keys: &[u64], table: Table, place: usize) -> bool {
         slicer::next(keys, 0, &self.tables[table.0 as usize].map)
@@ -355,7 +355,9 @@ impl Worker {
         let mut place = place.or_else(|| into.as_mut().map(|into| into.split_to(bytes)));
         let asked = if place.is_none() { keys.len() * spec.row_bytes() } else { 0 };
         let mut offer = None;
-        let fits = filters.as_ref().is_none_or(|filters| !filters.shortens_answers());
+        // What is posted again needs the same destination again.
+        let fits = spec.replicas == 0
+            && filters.as_ref().is_none_or(|filters| !filters.shortens_answers());
         if let Some(place) = place.take_if(|place| fits && place.len() > eager_bytes) {
             offer = Some(self.endpoint.lanes.offer(peer, place)?);
         }
@@ -384,16 +386,27 @@ impl Worker {
             passage =
                 Some(filters.encode(spec, &mut draft, pushed, drops_keys, &mut block, memory)?);
         }
-        if named.is_some() {
-            draft.keys = &[];
-        }
         if request.is_implied {
             self.coded.find(draft.keys);
             draft.keys = &self.coded.first;
             draft.lengths = &self.coded.counts;
         }
+        let is_kept = spec.replicas > 0;
+        if is_kept {
+            self.recovery.keep(timestamp, Kept::of(server, &draft, draft.keys));
+        }
+        if named.is_some() {
+            draft.keys = &[];
+        }
         let saved = coding.saved_bytes();
-        let posted = self.endpoint.lanes.post(peer, draft, coding);
+        let mut posted = self.endpoint.lanes.post(peer, draft, coding);
+        if let Err(caravan_van::Error::NotConnected { .. } | caravan_van::Error::PeerLost { .. }) =
+            posted
+            && is_kept
+        {
+            self.recovery.post_later(timestamp);
+            posted = Ok(());
+        }
         if let (Some(passage), Some(filters)) = (passage, filters) {
             let saved = coding.saved_bytes() - saved;
             let is_short = named.is_some() || request.is_implied;
@@ -439,21 +452,20 @@ impl Worker {
         table: u32,
         body: &[u8],
     ) -> Result<Timestamp> {
-        self.tell(0..self.servers.len(), kind, table, body)
+        self.tell(&self.living(), kind, table, body)
     }
 
     /// Sends the same body to these servers.
     pub(super) fn tell(
         &mut self,
-        servers: Range<usize>,
+        servers: &[usize],
         kind: RequestKind,
         table: u32,
         body: &[u8],
     ) -> Result<Timestamp> {
         let whole = self.tracker.begin(kind)?;
-        let mut servers = servers;
-        let sent = servers.try_for_each(|server| {
-            let peer = self.room(server)?;
+        let sent = servers.iter().try_for_each(|&server| {
+            let peer = self.room(server, 1)?;
             let timestamp = self.tracker.begin_part(whole)?;
             let values = Values::Copied(body);
             let draft = Draft { values, ..draft(timestamp, kind, table, self.clock) };
@@ -500,6 +512,7 @@ impl Worker {
     ) -> Result<()> {
         if let Err(error) = posted {
             self.tracker.end_part(part.timestamp, request.0);
+            self.recovery.forget(part.timestamp);
             if let Some(key) = part.offered {
                 // A closed lane has already taken back its offers.
                 let _ = self.endpoint.lanes.withdraw(self.servers[part.server].peer, key);
@@ -520,35 +533,46 @@ impl Worker {
                 self.wait_until_settled_at(at, shard)?;
             }
             let placed = self.tables[at].map.shards()[shard];
-            let peer = self.room(placed.server)?;
-            // The shard may have moved during the wait for room.
-            if self.tables[at].map.shards()[shard] == placed && !self.moves.concern(at, shard) {
-                return Ok((placed, peer));
+            let is_kept = self.tables[at].spec.replicas > 0;
+            if is_kept && self.recovery.concerns(placed.server) {
+                self.wait_until_recovered(placed.server)?;
+            }
+            // A full lane of requests that wait for a lost server must take the news of that.
+            let room = self.room(placed.server, if is_kept { 2 } else { 1 });
+            let is_still_there = self.tables[at].map.shards()[shard] == placed
+                && !self.moves.concern(at, shard)
+                && !(is_kept && self.recovery.concerns(placed.server));
+            match room {
+                // The shard may have moved during the wait for room.
+                Ok(_) if !is_still_there => {}
+                Ok(peer) => return Ok((placed, peer)),
+                Err(_) if is_kept && self.tables[at].map.shards()[shard] != placed => {}
+                Err(error) => return Err(error),
             }
         }
     }
 
-    /// Returns the peer of `server` as soon as its lane has room for a request.
+    /// Returns the peer of `server` as soon as its lane has room for so many requests.
     #[inline]
-    fn room(&mut self, server: usize) -> Result<PeerId> {
+    fn room(&mut self, server: usize, requests: usize) -> Result<PeerId> {
         let Server { peer, lost, .. } = &self.servers[server];
-        if lost.is_none() && self.endpoint.lanes.credits(*peer) > 0 {
+        if lost.is_none() && self.endpoint.lanes.credits(*peer) >= requests {
             return Ok(*peer);
         }
-        self.wait_for_room(server)
+        self.wait_for_room(server, requests)
     }
 
-    /// Processes answers until the lane to `server` has room for a request.
+    /// Processes answers until the lane to `server` has room for so many requests.
     #[cold]
-    fn wait_for_room(&mut self, server: usize) -> Result<PeerId> {
+    fn wait_for_room(&mut self, server: usize, requests: usize) -> Result<PeerId> {
         let mut silence = Silence::default();
         loop {
             let Server { peer, lost, .. } = &self.servers[server];
-            if lost.is_some() {
+            if lost.is_some() && !self.recovery.is_kept_up(server) {
                 return Err(self.servers[server].error());
             }
             let peer = *peer;
-            if self.endpoint.lanes.credits(peer) > 0 {
+            if self.endpoint.lanes.credits(peer) >= requests {
                 return Ok(peer);
             }
             match self.poll()? {

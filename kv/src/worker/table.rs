@@ -90,7 +90,7 @@ impl TableState {
         moves: &Moves,
     ) -> bool {
         let shard = self.map.find(key).filter(|shard| !moves.concern(index as usize, *shard));
-        let Some(shard) = shard else { return false };
+        let Some(shard) = shard.filter(|_| self.spec.replicas == 0) else { return false };
         self.route = Route::to(self.map.shards()[shard], servers);
         true
     }
@@ -114,23 +114,45 @@ impl Worker {
         spec.filters.check(spec)?;
         spec.check_consistency()?;
         let spec = &spec.clone().namespace(&within(&self.namespace, &spec.namespace));
-        let map = spec.placement.map(range, self.servers.len())?;
         let text = serde_json::to_vec(spec)?;
-        let first: Created = self.ask_first(RequestKind::Create, &text)?;
+        let place = loop {
+            if spec.replicas > 0 {
+                self.tell_view()?;
+            }
+            match self.create_everywhere(spec, range, &text) {
+                // Its lane is made again, or it counts as lost.
+                Err(Error::ServerLost { .. }) if spec.replicas > 0 && !self.living().is_empty() => {
+                }
+                created => break created?,
+            }
+        };
+        Ok(Table(place as u32, self.tables[place].number))
+    }
+
+    /// Has all servers create a table; returns its place here.
+    fn create_everywhere(
+        &mut self,
+        spec: &TableSpec,
+        range: KeyRange,
+        text: &[u8],
+    ) -> Result<usize> {
+        let map = spec.placement.map(range, self.servers.len())?;
+        let first: Created = self.ask_first(RequestKind::Create, text)?;
         let number = first.number;
-        let others = self.tell(1..self.servers.len(), RequestKind::Create, number, &text)?;
+        let told = self.living();
+        let others = self.tell(&told[1..], RequestKind::Create, number, text)?;
         let others = self.wait(others).map_err(|error| match error {
             Error::TableDropped { .. } => Error::TableDropped { table: spec.name.clone() },
             other => other,
         })?;
         let known = self.tables.iter().position(|known| known.number == number);
         let place = known.unwrap_or_else(|| self.enter_table(number, spec, range, map));
-        self.enter_claims(place, 0, &first);
-        for (server, reply) in (1..).zip(&others.replies) {
+        self.enter_claims(place, told[0], &first);
+        for (&server, reply) in told[1..].iter().zip(&others.replies) {
             let created = self.read_reply(server, RequestKind::Create, reply)?;
             self.enter_claims(place, server, &created);
         }
-        Ok(Table(place as u32, number))
+        Ok(place)
     }
 
     /// Gives a new table a place; returns it.
@@ -142,8 +164,21 @@ impl Worker {
         let node = self.endpoint.lanes.node();
         let filters = (!spec.filters.is_none()).then(|| Box::new(AtWorker::new(spec, node)));
         let row_bytes = spec.row_bytes();
+        let mut map = map;
+        if spec.replicas > 0 {
+            let view = &self.recovery.view;
+            let successor = |lost: usize| Some((lost, view.chain(lost, 0).next()?));
+            view.lost
+                .iter()
+                .copied()
+                .filter_map(successor)
+                .for_each(|(lost, next)| map.pass_on(lost, next));
+        }
         let spec = spec.clone();
-        let route = Route::to(map.shards()[0], &self.servers);
+        let mut route = Route::to(map.shards()[0], &self.servers);
+        if spec.replicas > 0 {
+            route.close(); // short requests are not kept
+        }
         self.has_filters |= filters.is_some();
         let clock = if spec.consistency.is_some() { 0 } else { FOLLOWS_WORKER };
         let state = TableState {
@@ -257,9 +292,11 @@ impl Worker {
 
     /// Asks the first server thread, which numbers the tables; returns its answer.
     fn ask_first<T: DeserializeOwned>(&mut self, kind: RequestKind, body: &[u8]) -> Result<T> {
-        let asked = self.tell(0..1, kind, 0, body)?;
+        let living = self.living();
+        let Some(&first) = living.first() else { return Err(self.servers[0].error()) };
+        let asked = self.tell(&[first], kind, 0, body)?;
         let replies = self.wait(asked)?.replies;
-        self.read_reply(0, kind, replies.first().map_or(&[], Vec::as_slice))
+        self.read_reply(first, kind, replies.first().map_or(&[], Vec::as_slice))
     }
 
     /// Reads a server's reply.

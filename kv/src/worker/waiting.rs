@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use super::recovery::RETRY;
 use super::{ServerAddress, Worker};
 use crate::error::{Error, Result};
 use crate::tracker::Timestamp;
@@ -10,8 +11,9 @@ use crate::tracker::Timestamp;
 /// A wait logs a warning each time this has passed.
 const WARN_AFTER: Duration = Duration::from_secs(10);
 
-/// Runs now and then while no answer comes; an error ends the wait.
-pub(crate) type Watch = Box<dyn FnMut() -> Result<()>>;
+/// Runs now and then while no answer comes; returns the server threads that are lost so far. An error
+/// ends the wait.
+pub(crate) type Watch = Box<dyn FnMut() -> Result<Vec<usize>>>;
 
 /// Longest sleep while waiting: a waiting worker checks its watch at least this often.
 const NAP: Duration = Duration::from_millis(100);
@@ -32,6 +34,12 @@ impl Waits {
     /// Gives up after `silence_max` without any answer.
     pub(crate) fn up_to(silence_max: Duration) -> Waits {
         Waits { watch: None, nap: NAP, is_failing: false, silence_max }
+    }
+
+    /// Replaces the watch, which runs about every `nap`.
+    pub(super) fn watch_by(&mut self, watch: Watch, nap: Duration) {
+        self.watch = Some(watch);
+        self.nap = nap;
     }
 
     /// Adds a watch over nodes that send a heartbeat every `heartbeat`. It runs about ten times as
@@ -73,10 +81,12 @@ impl Worker {
     /// Sleeps a while; every sleep but the first begins with [`Worker::check_silence`]. Most
     /// answers come during the first sleep, which therefore does not read the clock.
     pub(super) fn nap(&mut self, silence: &mut Silence, what: Awaited) -> Result<()> {
-        if std::mem::replace(&mut silence.napped, true) || self.waits.is_failing {
+        let is_due = self.recovery.is_due;
+        if std::mem::replace(&mut silence.napped, true) || self.waits.is_failing || is_due {
             self.check_silence(silence, what)?;
         }
-        Ok(self.endpoint.wait(self.waits.nap)?)
+        let nap = if is_due { RETRY.min(self.waits.nap) } else { self.waits.nap };
+        Ok(self.endpoint.wait(nap)?)
     }
 
     /// Ends a wait that cannot succeed or takes too long; logs a long one now and then.
@@ -98,11 +108,12 @@ impl Worker {
         Ok(())
     }
 
-    /// Fails if a node that this process watches is lost.
+    /// Fails if a node that this process watches is lost, and the others cannot go on.
     pub(super) fn check_lost_nodes(&mut self) -> Result<()> {
-        let checked = self.waits.watch.as_mut().map_or(Ok(()), |watch| watch());
+        let checked = self.waits.watch.as_mut().map_or(Ok(Vec::new()), |watch| watch());
         self.waits.is_failing = checked.is_err();
-        checked
+        checked?.into_iter().for_each(|server| self.lose_server(server));
+        Ok(())
     }
 
     /// The servers that have not answered yet.

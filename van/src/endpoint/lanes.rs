@@ -143,6 +143,11 @@ impl Lanes {
             .map_or(0, |lane| lane.credits.into())
     }
 
+    /// Number of requests that each peer may have outstanding here.
+    pub fn credits_max(&self) -> u16 {
+        self.credits
+    }
+
     /// Offers `into` to `peer` for the answer to the request that [`Lanes::post`] posts with
     /// this offer.
     ///

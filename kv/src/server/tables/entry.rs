@@ -5,6 +5,7 @@
 
 use caravan_van::{Account, KeyRange, Pool};
 
+use super::chain::Chain;
 use super::governor::Governor;
 use super::moving::Moving;
 use crate::error::Result;
@@ -32,6 +33,8 @@ pub(in crate::server) struct Known {
     pub(in crate::server) spec: TableSpec,
     /// The specification as JSON.
     pub(in crate::server) text: String,
+    /// Whether a worker has had it created here; other threads may have told of it before.
+    pub(in crate::server) is_created: bool,
     /// Charged for the other fields.
     memory: Account,
 }
@@ -48,7 +51,7 @@ impl Known {
         let text = serde_json::to_string(&spec).map_err(|error| error.to_string())?;
         spec.filters.check(&spec).map_err(|error| error.to_string())?;
         spec.check_consistency().map_err(|error| error.to_string())?;
-        Ok(Known { spec, text, memory })
+        Ok(Known { spec, text, is_created: false, memory })
     }
 
     /// Checks that the wanted table is this one.
@@ -96,6 +99,7 @@ impl Known {
             range,
             epoch: 0,
             moving: None,
+            chain: None,
             shard,
             filters,
             governor,
@@ -129,6 +133,8 @@ pub(in crate::server) struct Entry {
     pub(in crate::server) epoch: u64,
     /// Only while it moves.
     pub(super) moving: Option<Box<Moving>>,
+    /// Only if it has copies.
+    pub(in crate::server) chain: Option<Box<Chain>>,
     pub(in crate::server) shard: Box<dyn Shard>,
     pub(in crate::server) filters: Option<Box<AtServer>>,
     /// `None` if the table has no consistency model.
@@ -140,6 +146,12 @@ impl Entry {
     #[inline]
     pub(in crate::server) fn has(&self, number: u32, key: u64) -> bool {
         self.number == number && self.range.contains(key)
+    }
+
+    /// Whether no other thread has to hear of what is pushed to it.
+    #[inline(always)]
+    pub(super) fn is_alone(&self) -> bool {
+        self.moving.is_none() && self.chain.is_none()
     }
 
     /// Applies a push, and remembers that if its table knows repeats.

@@ -27,7 +27,7 @@ use caravan_van::{Draft, Endpoint, KeyRange, Lanes, Message, PeerId, Values};
 use serde::{Deserialize, Serialize};
 
 use super::cut::Cut;
-use super::{Entry, Known, Tables, Trouble};
+use super::{Entry, Tables, Trouble};
 use crate::error::with_sources;
 use crate::filter::List;
 use crate::op::Op;
@@ -37,7 +37,7 @@ use crate::server::shard::{Extract, Request};
 const PIECE_BYTES: usize = 32 << 10;
 
 /// Most pieces and forwarded pushes that a newcomer has not answered, when a piece is sent.
-const UNANSWERED_MAX: u32 = 8;
+pub(super) const UNANSWERED_MAX: u32 = 8;
 
 /// The body of [`Op::Move`]: the thread to which the shard of the request's range is to go.
 #[derive(Debug, Serialize, Deserialize)]
@@ -297,7 +297,7 @@ impl Tables {
     /// Whether there is anything for [`Tables::advance`] to do.
     #[inline(always)]
     pub(in crate::server) fn is_moving(&self) -> bool {
-        !self.moves.leaving.is_empty() || !self.moves.released.is_empty()
+        !self.moves.leaving.is_empty() || !self.moves.released.is_empty() || self.chains.is_due
     }
 
     pub(in crate::server) fn set_piece_bytes(&mut self, bytes: usize) {
@@ -340,6 +340,11 @@ impl Tables {
     pub(in crate::server) fn hold(&mut self, held: Held) {
         let (table, key) = (held.message.table(), held.message.range().begin());
         let position = self.position(table, key);
+        let held = match position {
+            Some(at) => self.hold_for_chain(at, held),
+            None => Some(held),
+        };
+        let Some(held) = held else { return };
         let counters = &mut self.moves.counters;
         match position.and_then(|at| self.entries[at].moving.as_mut()) {
             Some(moving) if held.message.op() == Op::Move as u8 => moving.wishes.push_back(held),
@@ -387,6 +392,10 @@ impl Tables {
             let server = destination.server;
             let reason = format!("there is no server thread {server}, only {count} from 0 on");
             return Err(reason.into());
+        }
+        if entry.chain.is_some() {
+            let name = &entry.spec.name;
+            return Err(format!("table {name} has replicas, so its shards cannot move").into());
         }
         if entry.governor.is_some() {
             let name = &entry.spec.name;
@@ -583,6 +592,7 @@ impl Tables {
     /// Ends the moves from and to a lost peer.
     pub(in crate::server) fn forget(&mut self, peer: PeerId) {
         self.forget_reader(peer);
+        self.forget_in_chains(peer);
         let Moves { gone, released, .. } = &mut self.moves;
         for gone in gone {
             gone.returns.retain(|held| held.peer != peer);
@@ -664,25 +674,10 @@ impl Tables {
         let (id, range) = (message.table(), message.range());
         let Arrival { table, epoch } =
             serde_json::from_slice(message.values()).map_err(|error| error.to_string())?;
-        let mut wanted = Known::read(table.as_bytes(), lanes.memory())?;
-        if self.numbers.is_dropped(id) {
-            return Err(Trouble::Dropped);
-        }
-        if let Some(known) = self.known.get(&id) {
-            known.check_same(&wanted)?;
-        }
-        let overlaps = |entry: &Entry| entry.number == id && entry.range.intersect(range).is_some();
-        if self.entries.iter().any(overlaps) {
-            return Err("some of its keys are here already".to_owned().into());
-        }
-        let mut entry = wanted.build(id, range, &self.handles, lanes.memory())?;
+        self.make_room(lanes, (id, range), &table)?;
+        let entry = self.find(id, range.begin())?;
         entry.epoch = epoch;
         entry.moving = Some(Moving::new(With::Owner(peer), true));
-        wanted.shorten()?;
-        self.known.entry(id).or_insert(wanted);
-        let before = |entry: &Entry| (entry.number, entry.range.begin()) < (id, range.begin());
-        self.entries.insert(self.entries.partition_point(before), entry);
-        self.last = 0;
         Ok(())
     }
 

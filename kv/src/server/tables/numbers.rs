@@ -10,7 +10,7 @@ const INTERVAL_BYTES: usize = 64;
 
 /// Numbers that were given, and those of dropped tables.
 pub(super) struct Numbers {
-    /// The last number that this thread has given out.
+    /// The highest number that was given out, as far as this thread knows.
     last: u32,
     /// Dropped numbers as disjoint intervals that do not touch: last number by first.
     dropped: BTreeMap<u32, u32>,
@@ -31,6 +31,11 @@ impl Numbers {
         let last = self.interval(self.last.saturating_add(1)).map_or(self.last, |(_, last)| last);
         self.last = last.checked_add(1).ok_or("no number is left for another table")?;
         Ok(self.last)
+    }
+
+    /// Enters a number that another thread has given out.
+    pub(super) fn note(&mut self, number: u32) {
+        self.last = self.last.max(number);
     }
 
     /// Whether the table of this number was dropped.

@@ -1,0 +1,508 @@
+//! What the tables of a thread do for the chains of their shards: requests, what the thread before
+//! passes on, confirmations, and the look after chains between them.
+
+use caravan_van::wire::Kind;
+use caravan_van::{Endpoint, KeyRange, Lanes, Message, PeerId};
+
+use super::{
+    Chain, ChainCounters, Chains, Follow, Head, Inputs, Lane, Link, Posted, Reply, SENDER_BYTES,
+    Sender, Unconfirmed,
+};
+use crate::filter::List;
+use crate::op::Op;
+use crate::server::answer::{ReplyTo, collect};
+use crate::server::shard::Request;
+use crate::server::tables::{Client, Entry, Held, Known, Step, Tables, Trouble};
+use crate::table::TableSpec;
+use crate::view::View;
+
+impl Tables {
+    /// Remembers which start of its node is at the other end of a lane.
+    pub(in crate::server) fn greet(&mut self, peer: PeerId, incarnation: u64) {
+        self.chains.incarnations.insert(peer, incarnation);
+        self.chains.is_due = true;
+    }
+
+    pub(in crate::server) fn chains(&self) -> ChainCounters {
+        self.chains.counters
+    }
+
+    /// Enters what a worker knows of the server threads.
+    pub(in crate::server::tables) fn enter_view(
+        &mut self,
+        message: &Message,
+    ) -> Result<(), Trouble> {
+        let view: View =
+            serde_json::from_slice(message.values()).map_err(|error| error.to_string())?;
+        view.check(self.count)?;
+        self.chains.is_due |= self.chains.view.join(&view);
+        Ok(())
+    }
+
+    /// Serves the records of a message to a shard with copies.
+    pub(in crate::server::tables) fn serve_chained(
+        &mut self,
+        lanes: &mut Lanes,
+        client: Client,
+        message: &mut Message,
+        list: Option<&List>,
+        op: Op,
+    ) -> Result<Step, Trouble> {
+        let Tables { entries, chains, last, index, .. } = self;
+        let entry = &mut entries[*last];
+        entry.check_first(chains, *index)?;
+        let place = (entry.number, entry.range);
+        let incarnation = chains.incarnations.get(&client.peer).copied().unwrap_or_default();
+        let sender = Sender { node: client.node, incarnation };
+        while !message.is_empty() {
+            let keys = list.map_or(message.keys(), |list| &list.keys);
+            let lengths = match list {
+                Some(list) if list.is_implied => &[],
+                _ => message.lengths(),
+            };
+            if list.is_none() && !lengths.is_empty() && entry.spec.width > 0 {
+                return Ok(Step::Expand);
+            }
+            entry.check_keys(keys)?;
+            let Entry { chain: Some(chain), shard, spec, filters, .. } = &mut *entry else {
+                return Ok(Step::Done);
+            };
+            if chains.view.lost.contains(index) {
+                // Whoever asks this thread hears from its own watch that it is lost.
+                message.advance();
+                continue;
+            }
+            if chain.holds(chains, lanes, *index) {
+                return Ok(Step::Hold);
+            }
+            let memory = lanes.memory().clone();
+            let decoded = match filters {
+                Some(filters) if op.pushes() => {
+                    filters.receive(spec, message, keys.len(), &memory)?
+                }
+                _ => None,
+            };
+            let values = message.values();
+            let mut request =
+                Request { keys, lengths, values, ..Request::of(message, op, client.node) };
+            if let Some(decoded) = &decoded {
+                request.values = &decoded.values;
+                request.lengths = decoded.lengths.as_deref().unwrap_or(lengths);
+            }
+            let timestamp = message.timestamp();
+            let is_new = op.pushes() && chain.is_new(sender, timestamp);
+            if is_new {
+                shard.push(&request, &memory)?;
+                chain.enter(sender, timestamp)?;
+            }
+            chains.counters.repeated += u64::from(op.pushes() && !is_new);
+            let to = ReplyTo { peer: client.peer, table: place.0, timestamp };
+            let pulled =
+                op.pulls().then(|| collect(&memory, &mut **shard, &request)).transpose()?;
+            let item = Unconfirmed {
+                number: 0,
+                inputs: Inputs::of(sender, timestamp, &request, is_new),
+                reply: Some(Reply { to, pulled }),
+            };
+            chains.pass_on(lanes, chain, *index, place, item);
+            message.advance();
+        }
+        Ok(Step::Done)
+    }
+
+    /// Serves a request of the thread before this one in a chain.
+    pub(in crate::server::tables) fn serve_follower(
+        &mut self,
+        lanes: &mut Lanes,
+        peer: PeerId,
+        message: &mut Message,
+        op: Op,
+    ) -> Result<Step, Trouble> {
+        match op {
+            Op::Follow => {
+                let is_whole = self.follow(lanes, peer, message)?;
+                let values = [u8::from(is_whole)];
+                lanes.reply(peer, message.table(), message.timestamp(), &values)?;
+            }
+            Op::Replicate => return self.serve_replicate(lanes, peer, message),
+            _ => {
+                self.seek(message.table(), message.range().begin())?;
+                let Tables { entries, chains, last, .. } = self;
+                let entry = &mut entries[*last];
+                entry.check_keys(message.keys())?;
+                let chain = entry.chain.as_mut();
+                let Some(chain) = chain.filter(|chain| chain.comes_from == Some(peer)) else {
+                    return Err("no copy comes from there".to_owned().into());
+                };
+                if op == Op::Rows {
+                    let (keys, lengths) = (message.keys(), message.lengths());
+                    entry.shard.take(keys, lengths, message.values(), lanes.memory())?;
+                } else {
+                    let applied: Vec<(Sender, u64)> = serde_json::from_slice(message.values())
+                        .map_err(|error| error.to_string())?;
+                    let bytes = SENDER_BYTES * applied.len();
+                    chain.memory.set(bytes).map_err(|error| error.to_string())?;
+                    chain.applied = applied.into_iter().collect();
+                    chain.is_whole = true;
+                    chain.comes_from = None;
+                    chains.is_due = true;
+                }
+                lanes.answer(peer, message.timestamp())?;
+            }
+        }
+        message.advance();
+        Ok(Step::Done)
+    }
+
+    /// Makes room for a copy, unless there is one; returns whether it is whole.
+    fn follow(&mut self, lanes: &Lanes, peer: PeerId, message: &Message) -> Result<bool, Trouble> {
+        let (number, range) = (message.table(), message.range());
+        let Follow { table, from, first } =
+            serde_json::from_slice(message.values()).map_err(|error| error.to_string())?;
+        self.check_lost(from)?;
+        if let Some(at) = self.position(number, range.begin()) {
+            match &self.entries[at].chain {
+                Some(chain) if chain.is_whole => return Ok(true),
+                Some(_) => drop(self.entries.remove(at)),
+                None => return Err("this shard has no copies".to_owned().into()),
+            }
+        }
+        let replicas = self.make_room(lanes, (number, range), &table)?.replicas;
+        let mut chain = Chain::new(first, replicas, false, lanes.memory());
+        chain.comes_from = Some(peer);
+        self.find(number, range.begin())?.chain = Some(chain);
+        Ok(false)
+    }
+
+    fn check_lost(&mut self, from: usize) -> Result<(), Trouble> {
+        if !self.chains.view.lost.contains(&from) {
+            return Ok(());
+        }
+        self.chains.counters.refused += 1;
+        Err(Trouble::Lost)
+    }
+
+    /// Applies what the thread before this one has applied, and passes it on.
+    fn serve_replicate(
+        &mut self,
+        lanes: &mut Lanes,
+        peer: PeerId,
+        message: &mut Message,
+    ) -> Result<Step, Trouble> {
+        let read = Head::read(message.values());
+        let read = read.and_then(|(head, values)| Some((head, head.sender()?, values)));
+        let Some((head, sender, values)) = read else {
+            return Err("its head is cut off".to_owned().into());
+        };
+        self.check_lost(head.from as usize)?;
+        self.seek(message.table(), message.range().begin())?;
+        let Tables { entries, chains, last, index, .. } = self;
+        let entry = &mut entries[*last];
+        let (keys, lengths) = (message.keys(), message.lengths());
+        entry.check_keys(keys)?;
+        let place = (entry.number, entry.range);
+        let Entry { chain: Some(chain), shard, .. } = entry else {
+            return Err("this shard has no copies".to_owned().into());
+        };
+        if !chain.is_whole && chain.comes_from != Some(peer) {
+            return Err("no copy comes from there".to_owned().into());
+        }
+        if chain.is_whole && chain.holds(chains, lanes, *index) {
+            return Ok(Step::Hold);
+        }
+        let request =
+            Request { keys, lengths, values, ..Request::of(message, Op::Push, sender.node) };
+        let timestamp = message.timestamp();
+        let is_new = !keys.is_empty() && (!chain.is_whole || chain.is_new(sender, head.timestamp));
+        if is_new && let Err(reason) = shard.push(&request, lanes.memory()) {
+            chain.is_whole = false; // it is one no longer
+            return Err(reason.into());
+        }
+        if !chain.is_whole {
+            lanes.answer(peer, timestamp)?;
+        } else {
+            if is_new {
+                chain.enter(sender, head.timestamp)?;
+            }
+            chains.counters.repeated += u64::from(!keys.is_empty() && !is_new);
+            let to = ReplyTo { peer, table: place.0, timestamp };
+            let item = Unconfirmed {
+                number: 0,
+                inputs: Inputs::of(sender, head.timestamp, &request, is_new),
+                reply: Some(Reply { to, pulled: None }),
+            };
+            chains.pass_on(lanes, chain, *index, place, item);
+        }
+        message.advance();
+        Ok(Step::Done)
+    }
+
+    /// Enters answers of a thread that follows; returns false if `peer` is not one.
+    pub(in crate::server) fn enter_confirmed(
+        &mut self,
+        lanes: &mut Lanes,
+        peer: PeerId,
+        message: &mut Message,
+    ) -> bool {
+        let is_it = |lane: &&usize| self.chains.lanes[*lane].peer == Some(peer);
+        let Some(server) = self.chains.lanes.keys().find(is_it).copied() else { return false };
+        while !message.is_empty() {
+            let number = message.timestamp();
+            let lane = self.chains.lanes.entry(server).or_default();
+            if let Some(at) = lane.posted.iter().position(|it| it.number == number)
+                && let Some(posted) = lane.posted.remove(at)
+            {
+                self.enter_confirmation(lanes, posted, server, message);
+            }
+            message.advance();
+        }
+        self.chains.is_due = true;
+        true
+    }
+
+    fn enter_confirmation(
+        &mut self,
+        lanes: &mut Lanes,
+        posted: Posted,
+        server: usize,
+        message: &Message,
+    ) {
+        let Some(at) = self.position(posted.table, posted.begin) else { return };
+        let Tables { entries, chains, index, .. } = self;
+        let range = entries[at].range;
+        let Some(chain) = &mut entries[at].chain else { return };
+        if chain.next != Some(server) {
+            return;
+        }
+        if message.kind() == Kind::Failure {
+            if message.op() == Op::Lost as u8 {
+                tracing::warn!("this server thread counts as lost: it serves no longer");
+                chains.view.lost.insert(*index);
+                return;
+            }
+            let reason = String::from_utf8_lossy(message.values());
+            tracing::warn!(server, %reason, first = range.begin(), "a copy cannot be kept there");
+            chain.link = Link::Failed;
+            return chain.answer_all(lanes, &mut chains.broken);
+        }
+        match (posted.op, &mut chain.link) {
+            (Op::Follow, link @ Link::Asked) if message.values() == [1] => *link = Link::Follows,
+            (Op::Follow, link @ Link::Asked) => {
+                *link = Link::Copies { next: Some(range.begin()), unanswered: 0 };
+                chain.answer_all(lanes, &mut chains.broken);
+            }
+            (Op::Rows, Link::Copies { unanswered, .. }) => {
+                *unanswered = unanswered.saturating_sub(1);
+            }
+            (Op::Replicate, Link::Follows) => {
+                while chain.posted > 0
+                    && let Some(item) =
+                        chain.unconfirmed.pop_front_if(|item| item.number <= posted.number)
+                {
+                    chain.posted -= 1;
+                    let reply = item.reply;
+                    reply.into_iter().for_each(|it| it.send(lanes, &mut chains.broken));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Lets threads follow that have to; returns whether anything was done.
+    pub(in crate::server) fn advance_chains(&mut self, endpoint: &mut Endpoint) -> bool {
+        if !std::mem::take(&mut self.chains.is_due) {
+            return false;
+        }
+        let mut is_busy = false;
+        let mut broken = Vec::new();
+        if self.chains.view.lost.contains(&self.index) {
+            return false;
+        }
+        let Tables { entries, chains, index, known, moves, .. } = self;
+        for entry in entries {
+            let (number, range) = (entry.number, entry.range);
+            let Some(chain) = entry.chain.as_mut().filter(|chain| chain.is_whole) else { continue };
+            let next = chains.view.next(chain.first, chain.replicas, *index);
+            if chain.next != next {
+                chain.turn_to(next);
+            }
+            if let Some(server) = next {
+                // A new table may not be everywhere yet: whoever asks for it knows that it is.
+                if chain.is_unused() {
+                    continue;
+                }
+                if !chains.reach(endpoint, server) {
+                    continue;
+                }
+                let behind = chains.view.behind(chain.first, chain.replicas, *index);
+                let text = known.get(&number).map_or("", |known| known.text.as_str());
+                let mut counters = chains.counters;
+                let Some(mut way) = chains.way(&mut endpoint.lanes, next, *index, (number, range))
+                else {
+                    continue;
+                };
+                while way.lane.peer.is_some_and(|peer| way.lanes.credits(peer) >= behind.max(1)) {
+                    let piece_bytes = moves.piece_bytes;
+                    let copies = matches!(chain.link, Link::Copies { .. });
+                    match chain.advance(
+                        &mut way,
+                        &mut *entry.shard,
+                        text,
+                        piece_bytes,
+                        &mut counters,
+                    ) {
+                        Ok(true) if copies => {
+                            is_busy = true; // other work comes first
+                            break;
+                        }
+                        Ok(true) => is_busy = true,
+                        Ok(false) => break,
+                        Err(reason) => {
+                            tracing::warn!(server, reason, "a shard cannot be copied");
+                            chain.link = Link::Failed;
+                            chain.answer_all(way.lanes, &mut broken);
+                        }
+                    }
+                }
+                chains.counters = counters;
+                chains.is_due |= is_busy;
+            } else {
+                chain.answer_all(&mut endpoint.lanes, &mut chains.broken);
+            }
+            if !chain.held.is_empty() {
+                let mut held = std::mem::take(&mut chain.held);
+                if chain.holds(chains, &endpoint.lanes, *index) {
+                    chain.held = held;
+                } else {
+                    moves.released.append(&mut held);
+                }
+            }
+        }
+        self.chains.is_due |= !broken.is_empty();
+        self.chains.broken.append(&mut broken);
+        is_busy
+    }
+
+    /// Takes the lanes on which an answer could not be sent.
+    pub(in crate::server) fn take_broken(&mut self) -> Vec<PeerId> {
+        std::mem::take(&mut self.chains.broken)
+    }
+
+    /// Whether this thread numbers the tables: it is the first that is not lost.
+    pub(in crate::server::tables) fn gives_numbers(&self) -> bool {
+        (0..self.index).all(|thread| self.chains.view.lost.contains(&thread))
+    }
+
+    /// Checks that there are servers, and room on their lanes, for the copies of a table.
+    pub(in crate::server::tables) fn check_replicas(
+        &self,
+        lanes: &Lanes,
+        spec: &TableSpec,
+    ) -> Result<(), String> {
+        let TableSpec { ref name, replicas, .. } = *spec;
+        let most = self.chains.view.processes().saturating_sub(1);
+        let credits = usize::from(lanes.credits_max());
+        match replicas as usize {
+            0 => Ok(()),
+            wanted if wanted > most => Err(format!(
+                "table {name} cannot have {wanted} replicas beside its shards: there is room for {most}, one on each other server"
+            )),
+            wanted if wanted >= credits => Err(format!(
+                "table {name} cannot have {wanted} replicas with {credits} credits: raise CARAVAN_CREDITS"
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// Keeps a request until the next thread is ready.
+    pub(in crate::server::tables) fn hold_for_chain(
+        &mut self,
+        at: usize,
+        held: Held,
+    ) -> Option<Held> {
+        let Some(chain) = &mut self.entries[at].chain else { return Some(held) };
+        self.chains.counters.held += 1;
+        self.chains.is_due = true;
+        chain.held.push_back(held);
+        None
+    }
+
+    /// Forgets what chains keep for a lost peer.
+    pub(in crate::server::tables) fn forget_in_chains(&mut self, peer: PeerId) {
+        let Tables { entries, chains, .. } = self;
+        chains.incarnations.remove(&peer);
+        let mut lost = None;
+        for (server, lane) in &mut chains.lanes {
+            if lane.peer == Some(peer) {
+                *lane = Lane { was_lost: true, ..Lane::default() };
+                lost = Some(*server);
+            }
+        }
+        for chain in entries.iter_mut().filter_map(|entry| entry.chain.as_mut()) {
+            chain.forget(peer);
+            if lost.is_some() && chain.next == lost {
+                chain.turn_to(lost);
+            }
+        }
+        chains.is_due = true;
+    }
+
+    /// The answers of a table's requests that are not confirmed.
+    pub(in crate::server) fn unconfirmed(&mut self, table: u32) -> Vec<ReplyTo> {
+        let of = self.entries.iter_mut().filter(|entry| entry.number == table);
+        let items = of.filter_map(|entry| entry.chain.as_mut()).flat_map(|chain| {
+            self.moves.released.append(&mut chain.held);
+            chain.unconfirmed.drain(..)
+        });
+        items.filter_map(|item| item.reply).map(|reply| reply.to).collect()
+    }
+
+    /// A new shard of a table of which another thread tells.
+    pub(in crate::server::tables) fn make_room(
+        &mut self,
+        lanes: &Lanes,
+        (number, range): (u32, KeyRange),
+        text: &str,
+    ) -> Result<&TableSpec, Trouble> {
+        let mut wanted = Known::read(text.as_bytes(), lanes.memory())?;
+        if self.numbers.is_dropped(number) {
+            return Err(Trouble::Dropped);
+        }
+        if let Some(known) = self.known.get(&number) {
+            known.check_same(&wanted)?;
+        }
+        let overlaps =
+            |entry: &Entry| entry.number == number && entry.range.intersect(range).is_some();
+        if self.entries.iter().any(overlaps) {
+            return Err("some of its keys are here already".to_owned().into());
+        }
+        let entry = wanted.build(number, range, &self.handles, lanes.memory())?;
+        wanted.shorten()?;
+        let before = |entry: &Entry| (entry.number, entry.range.begin()) < (number, range.begin());
+        self.entries.insert(self.entries.partition_point(before), entry);
+        self.last = 0;
+        self.numbers.note(number);
+        Ok(&self.known.entry(number).or_insert(wanted).spec)
+    }
+}
+
+impl Entry {
+    /// Checks that thread `index` is the one to serve requests to this shard.
+    fn check_first(&self, chains: &Chains, index: usize) -> Result<(), Trouble> {
+        let Some(chain) = &self.chain else { return Ok(()) };
+        let (begin, last) = (self.range.begin(), self.range.last());
+        let name = &self.spec.name;
+        if !chain.is_whole {
+            return Err(
+                format!("all copies of keys {begin} to {last} of table {name} are lost").into()
+            );
+        }
+        match chains.view.chain(chain.first, chain.replicas).next() {
+            Some(first) if first != index && !chains.view.lost.contains(&index) => Err(format!(
+                "keys {begin} to {last} of table {name} are served by server thread {first}"
+            )
+            .into()),
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! The view of a cluster's server threads: where they listen and which of them are lost for good.
+//!
+//! Both only grow, so views join in any order. What a lost thread still says counts no longer.
+//! Everybody who has the view finds in it, without asking, who serves a shard that has copies.
+
+use std::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
+
+/// The server threads of a cluster.
+#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct View {
+    /// Addresses of all threads, in their order.
+    pub(crate) addresses: Vec<String>,
+    /// Threads of each server process.
+    pub(crate) threads: usize,
+    pub(crate) lost: BTreeSet<usize>,
+}
+
+impl View {
+    /// Number of server processes.
+    pub(crate) fn processes(&self) -> usize {
+        self.addresses.len() / self.threads.max(1)
+    }
+
+    /// Checks a view that came from elsewhere, in a cluster of `count` server threads.
+    pub(crate) fn check(&self, count: usize) -> Result<(), String> {
+        let View { addresses, threads, lost } = self;
+        if addresses.len() != count {
+            return Err(format!("a view of {} server threads, not of {count}", addresses.len()));
+        }
+        if *threads == 0 || !count.is_multiple_of(*threads) {
+            return Err(format!("a view of {count} server threads, {threads} in each process"));
+        }
+        match lost.last() {
+            Some(last) if *last >= count => {
+                Err(format!("server thread {last} cannot be lost: there are {count}"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Adds what another view has; returns whether this one did not have all of it.
+    pub(crate) fn join(&mut self, other: &View) -> bool {
+        let before = (self.addresses.len(), self.lost.len());
+        if other.addresses.len() > self.addresses.len() {
+            self.addresses.clone_from(&other.addresses);
+            self.threads = other.threads;
+        }
+        self.lost.extend(&other.lost);
+        before != (self.addresses.len(), self.lost.len())
+    }
+
+    /// The chain of a shard that was given to thread `first`: the first `replicas + 1` threads from
+    /// there on that are not lost, each in a process of its own. The first of them serves it.
+    pub(crate) fn chain(&self, first: usize, replicas: u32) -> impl Iterator<Item = usize> + '_ {
+        let count = self.addresses.len().max(1);
+        let threads = (0..self.processes()).map(move |at| (first + at * self.threads) % count);
+        let living = threads.filter(|thread| !self.lost.contains(thread));
+        living.take((replicas as usize).saturating_add(1))
+    }
+
+    /// The thread after thread `of` in a chain.
+    pub(crate) fn next(&self, first: usize, replicas: u32, of: usize) -> Option<usize> {
+        self.chain(first, replicas).skip_while(|thread| *thread != of).nth(1)
+    }
+
+    /// How many threads follow thread `of` in a chain.
+    pub(crate) fn behind(&self, first: usize, replicas: u32, of: usize) -> usize {
+        self.chain(first, replicas).skip_while(|thread| *thread != of).count().saturating_sub(1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn view(threads: usize, processes: usize, lost: &[usize]) -> View {
+        let addresses = (0..threads * processes).map(|at| format!("sim:{at}")).collect();
+        View { addresses, threads, lost: lost.iter().copied().collect() }
+    }
+
+    fn chain(view: &View, first: usize, replicas: u32) -> Vec<usize> {
+        view.chain(first, replicas).collect()
+    }
+
+    #[test]
+    fn a_chain_goes_on_to_the_next_processes_that_live() {
+        assert_eq!(chain(&view(1, 4, &[]), 3, 2), [3, 0, 1]);
+        assert_eq!(chain(&view(1, 4, &[3, 1]), 3, 2), [0, 2]);
+        assert_eq!(chain(&view(2, 3, &[]), 1, 1), [1, 3]);
+        assert_eq!(chain(&view(2, 3, &[3, 2]), 1, 1), [1, 5]);
+        assert_eq!(chain(&view(2, 3, &[]), 0, 9), [0, 2, 4]);
+        assert_eq!(chain(&view(1, 2, &[0, 1]), 0, 1), [] as [usize; 0]);
+        assert_eq!(chain(&View::default(), 0, 1), [] as [usize; 0]);
+    }
+
+    #[test]
+    fn a_thread_knows_who_follows() {
+        let view = view(1, 4, &[2]);
+        assert_eq!(
+            (view.next(1, 2, 1), view.next(1, 2, 3), view.next(1, 2, 0)),
+            (Some(3), Some(0), None)
+        );
+        assert_eq!((view.behind(1, 2, 1), view.behind(1, 2, 0), view.behind(1, 2, 2)), (2, 0, 0));
+    }
+
+    #[test]
+    fn a_view_of_other_threads_is_refused() {
+        assert_eq!(view(2, 3, &[0, 5]).check(6), Ok(()));
+        assert!(view(1, 4, &[]).check(6).unwrap_err().contains("of 4 server threads, not of 6"));
+        assert!(view(1, 6, &[6]).check(6).unwrap_err().contains("thread 6 cannot be lost"));
+        for threads in [0, 4, usize::MAX] {
+            let view = View { threads, ..view(1, 6, &[]) };
+            assert!(view.check(6).unwrap_err().contains(&format!("{threads} in each process")));
+        }
+    }
+
+    #[test]
+    fn views_join_in_any_order() {
+        let views = [view(1, 4, &[2]), view(1, 4, &[0]), View::default()];
+        let mut one = View::default();
+        let mut other = View::default();
+        assert!(views.iter().map(|it| one.join(it)).eq([true, true, false]));
+        assert!(views.iter().rev().map(|it| other.join(it)).eq([false, true, true]));
+        assert_eq!(one, other);
+        assert!(!one.join(&views[0]) && one.lost.len() == 2);
+    }
+}

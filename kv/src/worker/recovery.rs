@@ -1,0 +1,313 @@
+//! What a worker does so that its requests to tables with replicas outlive lanes and servers.
+//!
+//! Each part of such a request is kept until it is answered. When its lane breaks, the lane is made
+//! again. When its server counts as lost, the shard is the next thread's that has a copy. Then the
+//! parts that were not answered are posted again, in the order in which they were made, and new ones
+//! behind them; the servers know repeats by their timestamps (`server/tables/chain.rs`). Before
+//! anything else a server hears which others are lost.
+//!
+//! Who is lost says [`Worker::watch_servers`], which the worker asks while it waits. The scheduler
+//! of a cluster does not say it yet.
+//!
+//! Path: **worker** > slicer > filter > message > codec > endpoint > transport.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use caravan_van::wire::{Coding, Kind};
+use caravan_van::{Draft, KeyRange, Shared, Values};
+
+use super::waiting::Silence;
+use super::{Worker, waiting::Awaited};
+use crate::error::Result;
+use crate::op::Op;
+use crate::tracker::RequestKind;
+use crate::view::View;
+
+/// Time between two attempts to make a lane again, and longest sleep while something is to be
+/// done.
+pub(super) const RETRY: Duration = Duration::from_millis(5);
+
+/// All that a worker needs to go on.
+#[derive(Default)]
+pub(super) struct Recovery {
+    /// Parts that are not answered, by timestamp.
+    kept: BTreeMap<u64, Kept>,
+    /// Timestamps of those that are to be posted.
+    unposted: BTreeSet<u64>,
+    pub(super) view: View,
+    /// Whether each server has heard the view on its present lane.
+    told: Vec<bool>,
+    /// When the lane to each server may be made again.
+    retry_at: Vec<Duration>,
+    /// Whether any table has had replicas.
+    pub(super) is_on: bool,
+    /// Whether there may be anything for [`Worker::recover`] to do.
+    pub(super) is_due: bool,
+}
+
+/// A part of a request, to be posted again.
+pub(super) struct Kept {
+    server: usize,
+    table: u32,
+    range: KeyRange,
+    op: u8,
+    clock: u64,
+    keys: Vec<u64>,
+    lengths: Vec<u32>,
+    values: Body,
+}
+
+enum Body {
+    Copied(Vec<u8>),
+    Shared(Shared),
+}
+
+impl Kept {
+    /// Keeps the message of a draft with these keys.
+    pub(super) fn of(server: usize, draft: &Draft<'_>, keys: &[u64]) -> Kept {
+        let values = match &draft.values {
+            Values::Copied(bytes) => Body::Copied(bytes.to_vec()),
+            Values::Apart(shared) => Body::Shared(shared.clone()),
+            _ => Body::Copied(Vec::new()),
+        };
+        let Draft { table, range, op, clock, lengths, .. } = *draft;
+        let (keys, lengths) = (keys.to_vec(), lengths.to_vec());
+        Kept { server, table, range, op, clock, keys, lengths, values }
+    }
+}
+
+impl Recovery {
+    /// For this many servers, with this many threads of each process.
+    pub(super) fn of(addresses: Vec<String>, threads: usize) -> Recovery {
+        let told = vec![false; addresses.len()];
+        let retry_at = vec![Duration::ZERO; addresses.len()];
+        let view = View { addresses, threads, lost: BTreeSet::new() };
+        Recovery { told, retry_at, view, ..Recovery::default() }
+    }
+
+    /// Keeps a part until it is answered.
+    pub(super) fn keep(&mut self, timestamp: u64, kept: Kept) {
+        self.kept.insert(timestamp, kept);
+    }
+
+    /// Has a part posted as soon as that is possible.
+    pub(super) fn post_later(&mut self, timestamp: u64) {
+        self.unposted.insert(timestamp);
+        self.is_due = true;
+    }
+
+    /// Keeps a part no longer.
+    #[inline]
+    pub(super) fn forget(&mut self, timestamp: u64) {
+        if !self.kept.is_empty() && self.kept.remove(&timestamp).is_some() {
+            self.unposted.remove(&timestamp);
+        }
+    }
+
+    /// Whether a part is kept that this server has to answer.
+    pub(super) fn keeps(&self, timestamp: u64, server: usize) -> bool {
+        self.kept.get(&timestamp).is_some_and(|kept| kept.server == server)
+    }
+
+    /// Whether the lane to a server is made again if it breaks.
+    pub(super) fn is_kept_up(&self, server: usize) -> bool {
+        self.is_on && !self.view.lost.contains(&server)
+    }
+
+    /// Whether new parts to a server have to wait for the view or for others.
+    pub(super) fn concerns(&self, server: usize) -> bool {
+        let of_it = |timestamp| self.keeps(timestamp, server);
+        !self.told[server] || self.unposted.iter().copied().any(of_it)
+    }
+
+    /// Enters that the lane to a server is a new one.
+    pub(super) fn enter_lane(&mut self, server: usize) {
+        self.told[server] = false;
+        self.is_due |= self.is_on;
+    }
+}
+
+impl Worker {
+    /// Asks `watch` about every `nap` while this worker waits; it says which server threads are lost
+    /// so far, and ends the wait by an error. For workers of a cluster it says none yet: there the loss of a
+    /// server ends the job.
+    ///
+    /// Whoever has the next copy serves the shards of a lost thread. All workers have to give up
+    /// the same ones, and none ever comes back.
+    pub fn watch_servers(
+        &mut self,
+        watch: impl FnMut() -> Result<Vec<usize>> + 'static,
+        nap: Duration,
+    ) {
+        self.waits.watch_by(Box::new(watch), nap);
+    }
+
+    /// Enters that a server thread is lost for good.
+    pub(super) fn lose_server(&mut self, server: usize) {
+        if server >= self.servers.len() || !self.recovery.view.lost.insert(server) {
+            return;
+        }
+        let Some(successor) = self.recovery.view.chain(server, 0).next() else {
+            return self.drop_lane(server);
+        };
+        let Worker { recovery, tracker, tables, .. } = self;
+        recovery.told.fill(false);
+        recovery.is_due |= recovery.is_on;
+        for known in tables.iter_mut().filter(|known| known.spec.replicas > 0) {
+            known.map.pass_on(server, successor);
+            known.route.close();
+        }
+        for (&timestamp, kept) in &mut recovery.kept {
+            if kept.server == server
+                && let Some((progress, at)) = tracker.part(timestamp, server)
+            {
+                progress.parts[at].server = successor;
+                kept.server = successor;
+                recovery.unposted.insert(timestamp);
+            }
+        }
+        self.drop_lane(server);
+    }
+
+    /// Closes the lane to a lost server, unless it has broken before.
+    fn drop_lane(&mut self, server: usize) {
+        let super::Server { peer, ref at, ref mut lost, .. } = self.servers[server];
+        let reason = "it counts as lost".to_owned();
+        let address = at.address.clone();
+        match lost {
+            Some(before) => *before = format!("{before}; {reason}"),
+            None => self.lose(server, &caravan_van::Error::PeerLost { peer, address, reason }),
+        }
+    }
+
+    /// Makes lanes again, tells servers who is lost, and posts again what is kept; returns whether
+    /// anything was done.
+    ///
+    /// # Errors
+    /// As [`Worker::check_lost_nodes`].
+    #[cold]
+    pub(super) fn recover(&mut self) -> Result<bool> {
+        self.recovery.is_due = false;
+        self.check_lost_nodes()?;
+        let mut is_busy = false;
+        for server in 0..self.servers.len() {
+            if self.recovery.is_kept_up(server) {
+                is_busy |= self.keep_up(server);
+            }
+        }
+        let unposted: Vec<u64> = self.recovery.unposted.iter().copied().collect();
+        let mut waits = BTreeSet::new();
+        for timestamp in unposted {
+            let Some(kept) = self.recovery.kept.get(&timestamp) else { continue };
+            let server = kept.server;
+            let is_posted = !waits.contains(&server) && self.post_again(timestamp);
+            is_busy |= is_posted;
+            if !is_posted {
+                waits.insert(server);
+            }
+        }
+        self.recovery.is_due |= !waits.is_empty();
+        Ok(is_busy)
+    }
+
+    /// Makes the lane to a server again, and tells it who is lost.
+    fn keep_up(&mut self, server: usize) -> bool {
+        let now = self.endpoint.lanes.now();
+        let Worker { endpoint, servers, recovery, by_peer, tracker, .. } = self;
+        let super::Server { at, peer, up, lost } = &mut servers[server];
+        let Recovery { told, retry_at, is_due, view, .. } = recovery;
+        if lost.is_some() {
+            *is_due = true;
+            if now < retry_at[server] {
+                return false;
+            }
+            retry_at[server] = now + RETRY;
+            let Ok(again) = endpoint.connect(&at.address) else { return false };
+            by_peer[peer.0 as usize] = None;
+            (*peer, *up, *lost) = (again, false, None);
+            self.enter_peer(server);
+            return true;
+        }
+        if told[server] {
+            return false;
+        }
+        *is_due = true;
+        let Ok(body) = serde_json::to_vec(view) else { return false };
+        if !*up || endpoint.lanes.credits(*peer) == 0 {
+            return false;
+        }
+        let Ok(asked) = tracker.begin_short(RequestKind::Push, server as u32, None) else {
+            return false;
+        };
+        if let Some(progress) = tracker.progress(asked.0) {
+            progress.abandoned = true; // nobody waits for its outcome
+        }
+        let (op, timestamp) = (Op::View as u8, asked.0);
+        let values = Values::Copied(&body);
+        let draft = Draft { op, timestamp, values, ..Draft::new(Kind::Request) };
+        told[server] = endpoint.lanes.post(*peer, draft, &mut Coding::plain()).is_ok();
+        told[server]
+    }
+
+    /// Posts a part that is kept; returns whether its lane had room.
+    fn post_again(&mut self, timestamp: u64) -> bool {
+        let Worker { endpoint, servers, recovery, .. } = self;
+        let Some(kept) = recovery.kept.get(&timestamp) else { return true };
+        let super::Server { peer, ref lost, .. } = servers[kept.server];
+        let is_open = lost.is_none() && recovery.told[kept.server];
+        if !is_open || endpoint.lanes.credits(peer) < 2 {
+            return false;
+        }
+        let values = match &kept.values {
+            Body::Copied(bytes) => Values::Copied(bytes),
+            Body::Shared(shared) => Values::Apart(shared.clone()),
+        };
+        let draft = Draft {
+            op: kept.op,
+            table: kept.table,
+            timestamp,
+            clock: kept.clock,
+            range: kept.range,
+            keys: &kept.keys,
+            lengths: &kept.lengths,
+            values,
+            ..Draft::new(Kind::Request)
+        };
+        let is_posted = endpoint.lanes.post(peer, draft, &mut Coding::plain()).is_ok();
+        if is_posted {
+            recovery.unposted.remove(&timestamp);
+        }
+        is_posted
+    }
+
+    /// Waits until a server has been told who is lost, and has what was kept for it; or is lost.
+    #[cold]
+    pub(super) fn wait_until_recovered(&mut self, server: usize) -> Result<()> {
+        let mut silence = Silence::default();
+        while self.recovery.is_kept_up(server) && self.recovery.concerns(server) {
+            self.recovery.is_due = true;
+            match self.poll()? {
+                true => silence.began = None,
+                false => self.nap(&mut silence, Awaited::Room(server))?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until all servers that are not lost have been told who is.
+    pub(super) fn tell_view(&mut self) -> Result<()> {
+        self.recovery.is_on = true;
+        self.recovery.is_due = true;
+        let mut silence = Silence::default();
+        loop {
+            let untold = (0..self.servers.len())
+                .find(|server| self.recovery.is_kept_up(*server) && !self.recovery.told[*server]);
+            let Some(server) = untold else { return Ok(()) };
+            match self.poll()? {
+                true => silence.began = None,
+                false => self.nap(&mut silence, Awaited::Room(server))?,
+            }
+        }
+    }
+}
