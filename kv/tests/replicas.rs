@@ -1,0 +1,305 @@
+//! Goal: no acknowledged push to a table with replicas is lost or applied twice, whatever dies, stops
+//! or is cut off, and no read is older than one before it.
+//! Method: the real worker and server code on the simulated van. Servers crash, stop and wake, and
+//! lanes break, at drawn instants; workers hear after a drawn time which servers count as lost. A
+//! failure prints its seed.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+#[path = "support/simulated.rs"]
+mod cluster;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use caravan_kv::server::ChainCounters;
+use caravan_kv::{
+    Apps, Cluster, ClusterConfig, Handles, Launch, Placement, ServerAddress, ServerThread, Table,
+    TableSpec, Timestamp, ValueType, Worker,
+};
+use caravan_van::KeyRange;
+use caravan_van::sim::{Faults, Network, for_each_seed};
+use cluster::{Draws, connect, endpoint};
+
+const KEYS: u64 = 60;
+const ROUNDS: u64 = 40;
+
+/// What all nodes of a run share besides the network: the oracle that says who is lost.
+#[derive(Clone, Default)]
+struct Oracle {
+    lost: Arc<AtomicU64>,
+    /// Workers that have the tables.
+    begun: Arc<AtomicU64>,
+    /// Workers that have pushed everything.
+    done: Arc<AtomicU64>,
+    counters: Arc<Mutex<ChainCounters>>,
+}
+
+impl Oracle {
+    /// A worker that hears who is lost.
+    fn connect(&self, network: &Network, node: u32, servers: &[ServerAddress]) -> Worker {
+        let mut worker = connect(network, node, servers);
+        let lost = self.lost.clone();
+        let watch = move || {
+            let lost = lost.load(Ordering::Relaxed);
+            Ok((0..64).filter(|server| lost & 1 << server != 0).collect())
+        };
+        worker.watch_servers(watch, Duration::from_micros(300));
+        worker
+    }
+}
+
+fn start(
+    network: &Network,
+    count: usize,
+    oracle: &Oracle,
+) -> (Vec<ServerAddress>, Arc<AtomicBool>) {
+    let stop = Arc::new(AtomicBool::new(false));
+    for index in 0..count {
+        let (stop, oracle) = (stop.clone(), oracle.clone());
+        network.spawn(&format!("server {index}"), move |network| {
+            let endpoint = endpoint(network, index as u32);
+            let server = ServerThread::new(endpoint, index, count, Handles::default());
+            let mut server = server.move_by(100);
+            server.run(&stop).unwrap();
+            *oracle.counters.lock().unwrap() += server.chains();
+        });
+        network.sleep(Duration::from_micros(1)); // keeps addresses in order
+    }
+    let at =
+        |index| ServerAddress { name: format!("server {index}"), address: format!("sim:{index}") };
+    ((0..count).map(at).collect(), stop)
+}
+
+/// A table with lists of keys that servers remember, and one whose rule is not a sum.
+fn tables(replicas: u32) -> [TableSpec; 2] {
+    let keys = KeyRange::new(0, KEYS).unwrap();
+    let sums = TableSpec::new(1, "sums", ValueType::I64, 1).filters("key-cache".parse().unwrap());
+    let steps = TableSpec::new(2, "steps", ValueType::F64, 2).handle("momentum").dense();
+    [sums, steps].map(|spec| spec.keys(keys).placement(Placement::Even(2)).replicas(replicas))
+}
+
+/// Random keys, and a key that only this worker pushes to.
+fn draw_keys(draws: &mut Draws, own: u64) -> Vec<u64> {
+    let most = [1, 4, 30][draws.below(3) as usize];
+    let mut keys: Vec<u64> = (0..draws.below(most)).map(|_| 10 + draws.below(KEYS - 10)).collect();
+    keys.push(own);
+    keys.sort_unstable();
+    keys.dedup();
+    keys
+}
+
+/// Pushes and pulls; returns what was pushed to each key.
+fn work(
+    network: &Network,
+    worker: &mut Worker,
+    oracle: &Oracle,
+    replicas: u32,
+    [seed, node]: [u64; 2],
+) -> Vec<i64> {
+    let mut draws = Draws(seed << 8 | node);
+    let [sums, steps] = tables(replicas).map(|spec| worker.create_table(&spec).unwrap());
+    oracle.begun.fetch_add(1, Ordering::Relaxed);
+    let mut pushed = vec![0; KEYS as usize];
+    let mut own = 0;
+    let mut waiting: VecDeque<(Timestamp, Option<i64>)> = VecDeque::new();
+    let mut seen: BTreeMap<u64, i64> = BTreeMap::new();
+    for _ in 0..ROUNDS {
+        network.sleep(Duration::from_micros(draws.below(700)));
+        let keys = draw_keys(&mut draws, node);
+        let values: Vec<i64> = keys.iter().map(|_| 1 + draws.below(9) as i64).collect();
+        keys.iter().zip(&values).for_each(|(key, value)| pushed[*key as usize] += value);
+        own += values[0];
+        match draws.below(3) {
+            0 => waiting.push_back((worker.push_pull(sums, &keys, &values).unwrap(), Some(own))),
+            _ => {
+                waiting.push_back((worker.push(sums, &keys, &values).unwrap(), None));
+                waiting.push_back((worker.pull(sums, &[node]).unwrap(), Some(own)));
+            }
+        }
+        let step = worker.push(steps, &keys[..1], &[0.5, node as f64]).unwrap();
+        waiting.push_back((step, None));
+        if draws.below(4) == 0 {
+            // What one read has seen, a later one has, too.
+            let key = 10 + draws.below(KEYS - 10);
+            let pulled = worker.pull(sums, &[key]).unwrap();
+            let value = worker.wait(pulled).unwrap().values::<i64>()[0];
+            let before = seen.insert(key, value).unwrap_or(0);
+            assert!(value >= before, "seed {seed}: key {key} was {before} and is {value}");
+        }
+        while waiting.len() > draws.below(16) as usize {
+            let next = draws.below(waiting.len() as u64) as usize;
+            let (timestamp, expected) = waiting.remove(next).unwrap();
+            let answer = worker.wait(timestamp).unwrap();
+            if let Some(expected) = expected {
+                let found = answer.values::<i64>()[0];
+                // One that was posted again may see later pushes, too.
+                assert!(found >= expected, "seed {seed}, worker {node}: reads what it wrote");
+            }
+        }
+    }
+    waiting.into_iter().for_each(|(timestamp, _)| drop(worker.wait(timestamp).unwrap()));
+    pushed
+}
+
+fn pull<V: caravan_van::Value>(worker: &mut Worker, table: Table) -> Vec<V> {
+    let keys: Vec<u64> = (0..KEYS).collect();
+    let pulled = worker.pull(table, &keys).unwrap();
+    worker.wait(pulled).unwrap().values::<V>().to_vec()
+}
+
+/// A fault that a run can have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Fault {
+    Nothing,
+    /// A server dies.
+    Crash,
+    /// A server stops and wakes when it counts as lost.
+    Pause,
+    /// The lane of a worker to a server breaks.
+    CutWorker,
+    /// The lane between two servers breaks.
+    CutServers,
+}
+
+const FAULTS: [Fault; 5] =
+    [Fault::Nothing, Fault::Crash, Fault::Pause, Fault::CutWorker, Fault::CutServers];
+
+/// Brings faults about; `losses` servers may be lost.
+fn act(network: &Network, oracle: &Oracle, fault: Fault, sizes: [u64; 3], draws: &mut Draws) {
+    let [servers, workers, losses] = sizes;
+    let mut lost = Vec::new();
+    for _ in 0..if matches!(fault, Fault::Crash | Fault::Pause) { losses } else { 4 } {
+        network.sleep(Duration::from_micros(draws.below(12_000)));
+        let server = draws.below(servers);
+        let name = format!("server {server}");
+        let detected = Duration::from_micros(500 + draws.below(8000));
+        match fault {
+            Fault::Nothing => {}
+            Fault::CutWorker => {
+                let worker = format!("worker {}", draws.below(workers));
+                network.cut(&worker, &name, Duration::from_millis(5 + draws.below(10)));
+            }
+            Fault::CutServers => {
+                let other = format!("server {}", (server + 1) % servers);
+                network.cut(&other, &name, Duration::from_millis(5 + draws.below(10)));
+            }
+            Fault::Crash | Fault::Pause if lost.contains(&server) => {}
+            Fault::Crash => {
+                lost.push(server);
+                network.crash(&name);
+                network.sleep(detected);
+                oracle.lost.fetch_or(1 << server, Ordering::Relaxed);
+            }
+            Fault::Pause => {
+                lost.push(server);
+                network.freeze(&name, detected + Duration::from_micros(draws.below(6000)));
+                network.sleep(detected);
+                oracle.lost.fetch_or(1 << server, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+fn run(seed: u64) -> (Fault, ChainCounters) {
+    let fault = FAULTS[(seed % 5) as usize];
+    let detection = Duration::from_millis(4);
+    let network = Network::new(seed, Faults { detection, ..Faults::jittery() });
+    let mut draws = Draws(seed);
+    let (servers, workers) = (3 + draws.below(2) as usize, 1 + draws.below(4));
+    let replicas = 1 + draws.below(2) as u32;
+    let oracle = Oracle::default();
+    let (addresses, stop) = start(&network, servers, &oracle);
+    let nodes: Vec<_> = (0..workers)
+        .map(|node| {
+            let (addresses, oracle) = (addresses.clone(), oracle.clone());
+            network.spawn(&format!("worker {node}"), move |network| {
+                let mut worker = oracle.connect(network, 100 + node as u32, &addresses);
+                let pushed = work(network, &mut worker, &oracle, replicas, [seed, node]);
+                oracle.done.fetch_add(1, Ordering::Relaxed);
+                while oracle.done.load(Ordering::Relaxed) < workers {
+                    network.sleep(Duration::from_micros(500));
+                }
+                let [sums, steps] = tables(replicas).map(|it| worker.create_table(&it).unwrap());
+                let steps = pull::<f64>(&mut worker, steps);
+                (pushed, pull::<i64>(&mut worker, sums), steps)
+            })
+        })
+        .collect();
+    let fate = {
+        let oracle = oracle.clone();
+        network.spawn("fate", move |network| {
+            while oracle.begun.load(Ordering::Relaxed) < workers {
+                network.sleep(Duration::from_micros(100));
+            }
+            let sizes = [servers as u64, workers, u64::from(replicas)];
+            act(network, &oracle, fault, sizes, &mut draws);
+        })
+    };
+    fate.join().unwrap_or_else(|stopped| panic!("seed {seed}: {stopped}"));
+    let joined = nodes.into_iter().map(|node| node.join());
+    let joined: Vec<_> =
+        joined.map(|it| it.unwrap_or_else(|stopped| panic!("seed {seed}: {stopped}"))).collect();
+    let mut sums = vec![0; KEYS as usize];
+    for (pushed, ..) in &joined {
+        sums.iter_mut().zip(pushed).for_each(|(sum, pushed)| *sum += pushed);
+    }
+    for (_, found, steps) in &joined {
+        assert_eq!(*found, sums, "seed {seed}, {fault:?}");
+        assert_eq!(*steps, joined[0].2, "seed {seed}: all read the same");
+    }
+    stop.store(true, Ordering::Relaxed);
+    network.sleep(Duration::from_millis(300));
+    let counters = *oracle.counters.lock().unwrap();
+    (fault, counters)
+}
+
+#[test]
+fn nothing_is_lost_or_doubled_when_servers_die() {
+    let mut sums: BTreeMap<Fault, ChainCounters> = BTreeMap::new();
+    for_each_seed(200, |seed| {
+        let (fault, counters) = run(seed);
+        *sums.entry(fault).or_default() += counters;
+    });
+    for (fault, counters) in &sums {
+        println!("{fault:?}: {counters:?}");
+    }
+    if std::env::var("CARAVAN_SEED").is_err() {
+        let met = |fault, count: fn(&ChainCounters) -> u64| count(&sums[&fault]) > 0;
+        for fault in FAULTS {
+            assert!(met(fault, |it| it.passed) && met(fault, |it| it.held), "{fault:?}");
+        }
+        assert!(met(Fault::Crash, |it| it.repeated) && met(Fault::Crash, |it| it.pieces));
+        assert!(met(Fault::CutWorker, |it| it.repeated));
+        assert!(met(Fault::CutServers, |it| it.passed_again));
+        assert!(met(Fault::Pause, |it| it.refused) && met(Fault::Pause, |it| it.copied));
+    }
+}
+
+/// Clients of one process count their requests from the beginning, each for itself.
+#[test]
+fn clients_of_one_process_are_told_apart() {
+    let network = Network::new(1, Faults::none());
+    let driver = network.spawn("driver", |_| {
+        let config = ClusterConfig { servers: 2, workers: 0, ..ClusterConfig::default() };
+        let launch = Launch::Simulated(Handles::default(), Apps::default());
+        let cluster = Cluster::launch(&config, launch).unwrap();
+        let [sums, _] = tables(1);
+        for pushed in [3, 2, 1] {
+            let mut client = cluster.client().unwrap();
+            let table = client.create_table(&sums).unwrap();
+            for _ in 0..pushed {
+                let timestamp = client.push(table, &[7], &[1_i64]).unwrap();
+                client.wait(timestamp).unwrap();
+            }
+        }
+        let mut client = cluster.client().unwrap();
+        let table = client.create_table(&sums).unwrap();
+        let sum = pull::<i64>(&mut client, table)[7];
+        drop(client);
+        cluster.shutdown().unwrap();
+        sum
+    });
+    assert_eq!(driver.join().unwrap_or_else(|stopped| panic!("{stopped}")), 6);
+}
