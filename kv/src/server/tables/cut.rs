@@ -142,6 +142,10 @@ impl Tables {
         let piece_bytes = self.moves.piece_bytes;
         let (wish, body) = Wish::read(message.values())?;
         let entry = self.find(message.table(), message.range().begin())?;
+        if entry.chain.is_some() {
+            let name = &entry.spec.name;
+            return Err(format!("table {name} has replicas, so it can have no checkpoint").into());
+        }
         let Entry { moving, shard, range, spec, .. } = entry;
         let with = moving.as_mut().map(|moving| &mut moving.with);
         match (wish, with) {
