@@ -386,9 +386,13 @@ impl Rdma {
         }
     }
 
-    /// Gives up a way that could not be connected by, and tries the next one.
+    /// Gives up a way that could not be connected by, and tries the next one. The manager may say
+    /// that a connection failed when its lane is up and the peer has gone: then that is lost.
     pub(super) fn fail(&mut self, id: u32, error: io::Error) {
         let Some(peer) = self.peers.get_mut(id) else { return };
+        if matches!(peer.stage, Stage::Up(_)) {
+            return self.lose(id, error.to_string());
+        }
         let mut others = std::mem::take(&mut peer.others);
         let (address, called) = (peer.address.clone(), peer.called);
         let now = Instant::now();
