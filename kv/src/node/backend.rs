@@ -355,8 +355,6 @@ pub(crate) fn open_control(van: Van, config: &VanConfig) -> Result<Box<dyn Trans
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
-    use caravan_van::RdmaConfig;
-
     use super::*;
 
     #[test]
@@ -455,7 +453,8 @@ mod tests {
         let files: Vec<_> = files.iter().map(|(at, text)| (at.as_str(), text.as_str())).collect();
         let root = sysfs("nics", &files);
         let of = |van, host: &str, device: Option<&str>| {
-            let rdma = RdmaConfig { device: device.map(str::to_owned), ..RdmaConfig::default() };
+            let device = device.map(str::to_owned);
+            let rdma = caravan_van::RdmaConfig { device, ..Default::default() };
             let config = NodeConfig { van, host: host.to_owned(), rdma, ..NodeConfig::default() };
             nic(&config, &root).map(|nic| (nic.name, nic.node.map(|node| node.0)))
         };
