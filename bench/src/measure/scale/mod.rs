@@ -3,9 +3,9 @@
 //! time and idle share against the delay, bytes filter by filter, speed-up with workers.
 //!
 //! Workers, servers and scheduler are the real code on the simulated van. Time is simulated:
-//! [`Hosts`] and [`Faults`] charge for messages, and counts charge for computing
-//! (`kv/learn/src/dbpg/cost.rs`). So a row follows from the flags and the seed alone. `--calibrate`
-//! compares the counts with real time instead.
+//! the network charges for messages ([`simulated`](super::simulated)), and counts charge for
+//! computing (`kv/learn/src/dbpg/cost.rs`). So a row follows from the flags and the seed alone.
+//! `--calibrate` compares the counts with real time instead.
 
 mod rows;
 
