@@ -176,6 +176,15 @@ pub fn is_simulated() -> bool {
     Network::here().is_some()
 }
 
+/// A number that differs for each start of a process and each client in it. On a simulated network
+/// it is not random, so that runs repeat exactly.
+pub(crate) fn incarnation() -> u64 {
+    match Network::here() {
+        Some(network) => network.number(),
+        None => getrandom::u64().expect("the system has random numbers"),
+    }
+}
+
 /// The simulated network of the calling thread.
 ///
 /// # Errors

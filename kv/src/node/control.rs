@@ -3,13 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use base64::prelude::{BASE64_STANDARD, Engine as _};
-use caravan_van::sim::Network;
 use caravan_van::wire::{Coding, Kind};
 use caravan_van::{Draft, Endpoint, Identity, Message, PeerId, Values};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::backend::Van;
+use super::backend::{Van, incarnation};
 use super::barriers::Party;
 use super::choice::Candidate;
 use super::group::{NodeName, Recipients};
@@ -70,15 +69,6 @@ impl Role {
 pub(crate) fn identity(role: u8, rank: Option<usize>) -> Identity {
     let rank = rank.and_then(|rank| u32::try_from(rank).ok());
     Identity { role, rank, incarnation: incarnation() }
-}
-
-/// A number that differs for each start of a process and each client in it. On a simulated network
-/// it is not random, so that runs repeat exactly.
-pub(super) fn incarnation() -> u64 {
-    match Network::here() {
-        Some(network) => network.number(),
-        None => getrandom::u64().expect("the system has random numbers"),
-    }
 }
 
 /// A node's request to the scheduler. The lane has proved who asks: role, rank and incarnation are

@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use caravan_van::{Endpoint, Identity, VanConfig};
 
-use super::backend::{self, Van, is_simulated};
+use super::backend::{self, Van, incarnation, is_simulated};
 use super::barriers::Party;
 use super::choice::{self, Candidate};
-use super::control::{Join, Role, Roster, Step, Target, identity, incarnation, is_within, within};
+use super::control::{Join, Role, Roster, Step, Target, identity, is_within, within};
 use super::desk::{Answered, AtDesk, Desk, RequestId, Responder, Responders};
 use super::group::Group;
 use super::heartbeat;
