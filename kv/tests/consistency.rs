@@ -805,9 +805,9 @@ type Schedule = fn(u64);
 /// How many schedules of each model the long test runs.
 const MANY: u64 = 10_000;
 
-/// All models under very many schedules, on every kind of network, with cuts, and as many in which a
-/// worker dies: `cargo test -p caravan-kv --test consistency -- --ignored` takes about an hour
-/// on a busy machine.
+/// All models under very many schedules, on every kind of network, with cuts, and as many in which
+/// a worker dies: `cargo test -p caravan-kv --test consistency -- --ignored` takes about an hour on
+/// a busy machine.
 #[test]
 #[ignore = "an hour"]
 fn many_schedules_of_each_model() {

@@ -1,8 +1,7 @@
-//! Goal: no acknowledged push to a table with replicas is lost or applied twice, whatever dies, stops
-//! or is cut off, and no read is older than one before it.
-//! Method: the real worker and server code on the simulated van. Servers crash, stop and wake, and
-//! lanes break, at drawn instants; workers hear after a drawn time which servers count as lost. A
-//! failure prints its seed.
+//! Goal: no acknowledged push to a table with replicas is lost or applied twice, whatever dies,
+//! stops or is cut off, and no read is older than one before it. Method: the real worker and server
+//! code on the simulated van. Servers crash, stop and wake, and lanes break, at drawn instants;
+//! workers hear after a drawn time which servers count as lost. A failure prints its seed.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 #[path = "support/simulated.rs"]

@@ -1,5 +1,5 @@
-//! `caravan train sgd` and its like: caravan-learn trains on the cluster in steps; this file prints a
-//! row after each pass and the result, and writes the model.
+//! `caravan train sgd` and its like: caravan-learn trains on the cluster in steps; this file prints
+//! a row after each pass and the result, and writes the model.
 
 use std::path::{Path, PathBuf};
 

@@ -1,7 +1,7 @@
-//! Goal: topics on a cluster keep their counts exactly, are the serial ones to the bit under BSP, as
-//! good under SSP, and those that were planted.
-//! Method: real workers and servers as threads, against `trainer::serial`; documents of bars
-//! (Griffiths and Steyvers, 2004), and of Reuters if they are there.
+//! Goal: topics on a cluster keep their counts exactly, are the serial ones to the bit under BSP,
+//! as good under SSP, and those that were planted. Method: real workers and servers as threads,
+//! against `trainer::serial`; documents of bars (Griffiths and Steyvers, 2004), and of Reuters if
+//! they are there.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 #[path = "support/mod.rs"]

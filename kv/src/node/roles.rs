@@ -98,8 +98,8 @@ impl WorkerNode {
         self.member.borrow_mut().meet(Party::Task(self.task), name, self.config.join_timeout)
     }
 
-    /// Waits until all nodes of a group have reached the barrier called `name` of this job. A server
-    /// or a driver that takes part names the job as well: `job/name`.
+    /// Waits until all nodes of a group have reached the barrier called `name` of this job. A
+    /// server or a driver that takes part names the job as well: `job/name`.
     ///
     /// # Errors
     /// As [`WorkerNode::barrier`].

@@ -2,9 +2,9 @@
 //!
 //! Each part of such a request is kept until it is answered. When its lane breaks, the lane is made
 //! again. When its server counts as lost, the shard is the next thread's that has a copy. Then the
-//! parts that were not answered are posted again, in the order in which they were made, and new ones
-//! behind them; the servers know repeats by their timestamps (`server/tables/chain.rs`). Before
-//! anything else a server hears which others are lost.
+//! parts that were not answered are posted again, in the order in which they were made, and new
+//! ones behind them; the servers know repeats by their timestamps (`server/tables/chain.rs`).
+//! Before anything else a server hears which others are lost.
 //!
 //! Who is lost says [`Worker::watch_servers`], which the worker asks while it waits. The scheduler
 //! of a cluster does not say it yet.
@@ -129,9 +129,9 @@ impl Recovery {
 }
 
 impl Worker {
-    /// Asks `watch` about every `nap` while this worker waits; it says which server threads are lost
-    /// so far, and ends the wait by an error. For workers of a cluster it says none yet: there the loss of a
-    /// server ends the job.
+    /// Asks `watch` about every `nap` while this worker waits; it says which server threads are
+    /// lost so far, and ends the wait by an error. For workers of a cluster it says none yet: there
+    /// the loss of a server ends the job.
     ///
     /// Whoever has the next copy serves the shards of a lost thread. All workers have to give up
     /// the same ones, and none ever comes back.

@@ -11,8 +11,8 @@ use crate::tracker::Timestamp;
 /// A wait logs a warning each time this has passed.
 const WARN_AFTER: Duration = Duration::from_secs(10);
 
-/// Runs now and then while no answer comes; returns the server threads that are lost so far. An error
-/// ends the wait.
+/// Runs now and then while no answer comes; returns the server threads that are lost so far. An
+/// error ends the wait.
 pub(crate) type Watch = Box<dyn FnMut() -> Result<Vec<usize>>>;
 
 /// Longest sleep while waiting: a waiting worker checks its watch at least this often.

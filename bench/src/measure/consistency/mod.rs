@@ -5,8 +5,8 @@
 //! features (the parameter database's paper, section 6). Each row stands beside the schedule of the
 //! same work without messages (`oracle.rs`).
 //!
-//! Clusters are simulated, as in `caravan bench scale`; the rows follow from the flags and the seed.
-//! With `--van` they are real, and workers sleep in place of computing.
+//! Clusters are simulated, as in `caravan bench scale`; the rows follow from the flags and the
+//! seed. With `--van` they are real, and workers sleep in place of computing.
 
 mod oracle;
 mod program;

@@ -6,8 +6,8 @@
 //! its points to the centres that follow from the sums, and add them. So a centre is the mean of
 //! all points that it got in the stage. The next stage begins with these centres and with new sums.
 //!
-//! Tables are under BSP. Where coordinates are whole numbers, as pixels are, all sums are exact, and
-//! a run with any numbers of workers equals [`serial`] to the bit.
+//! Tables are under BSP. Where coordinates are whole numbers, as pixels are, all sums are exact,
+//! and a run with any numbers of workers equals [`serial`] to the bit.
 
 mod centres;
 mod points;

@@ -1,13 +1,13 @@
 //! Topics of documents: latent Dirichlet allocation by collapsed Gibbs sampling, with the counts on
 //! the servers (Li et al., OSDI'14 section 5.2; Ahmed et al., WSDM'12).
 //!
-//! Row w of the table has the counts n_wk of word w, and the row after the last word the totals n_k.
-//! A step takes documents whose words are few enough, pulls the rows of these, draws the topics of
-//! all their tokens, and pushes the changes. The first pass draws topics evenly and pushes all
-//! counts; each other one is a sweep.
+//! Row w of the table has the counts n_wk of word w, and the row after the last word the totals
+//! n_k. A step takes documents whose words are few enough, pulls the rows of these, draws the
+//! topics of all their tokens, and pushes the changes. The first pass draws topics evenly and
+//! pushes all counts; each other one is a sweep.
 //!
-//! Between passes Σ_k n_k is the number of tokens and Σ_w n_wk = n_k, exactly, under any model. During
-//! a pass a stale count may even be below 0, which counts as 0 for the draw.
+//! Between passes Σ_k n_k is the number of tokens and Σ_w n_wk = n_k, exactly, under any model.
+//! During a pass a stale count may even be below 0, which counts as 0 for the draw.
 
 mod corpus;
 mod evaluate;

@@ -1,5 +1,5 @@
-//! A linear model: its file, and its margins on rows; and models of rows of any meaning. Training is
-//! elsewhere.
+//! A linear model: its file, and its margins on rows; and models of rows of any meaning. Training
+//! is elsewhere.
 //!
 //! A file is [text](Format::Text), which people can read and tools can join and compress, or
 //! [binary](Format::Binary), a third of the size. Both hold every weight to the bit and a checksum;

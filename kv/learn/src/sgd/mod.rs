@@ -10,7 +10,8 @@
 //! ```
 //!
 //! Under BSP it is synchronous SGD; under SSP and bounded delay it is delayed, under ASP
-//! asynchronous (Li et al., OSDI'14; Langford, Smola and Zinkevich, "Slow Learners are Fast", 2009).
+//! asynchronous (Li et al., OSDI'14; Langford, Smola and Zinkevich, "Slow Learners are Fast",
+//! 2009).
 
 mod batch;
 

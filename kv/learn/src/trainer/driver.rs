@@ -139,7 +139,8 @@ fn not_owned(algorithm: &str) -> caravan_kv::Error {
     ))
 }
 
-/// Parts of a worker: the pushes of an iteration that BSP keeps must fit into the credits of a lane.
+/// Parts of a worker: the pushes of an iteration that BSP keeps must fit into the credits of a
+/// lane.
 const PARTS_MAX: usize = 64;
 
 /// A run that has loaded.

@@ -10,8 +10,8 @@
 //! ```
 //!
 //! The data is cut into **parts**. A worker trains one part or more, each with a trainer of its own
-//! and one push an iteration. Under BSP servers apply the pushes of an iteration in the order of the
-//! parts, so a run is the same to the bit with any number of workers, and that of [`serial()`].
+//! and one push an iteration. Under BSP servers apply the pushes of an iteration in the order of
+//! the parts, so a run is the same to the bit with any number of workers, and that of [`serial()`].
 //!
 //! `kv/docs/trainers.md` shows how to write one.
 

@@ -1,8 +1,8 @@
 //! Hands requests and answers from node to node.
 //!
 //! Every node has a lane to the scheduler and to no other, so that any node can ask any other
-//! without lanes of their own. The exchange knows who owes whom an answer. A node gets its letters in
-//! batches, the next one when it has taken the last; a slow node therefore holds up nobody else.
+//! without lanes of their own. The exchange knows who owes whom an answer. A node gets its letters
+//! in batches, the next one when it has taken the last; a slow node therefore holds up nobody else.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 

@@ -2,20 +2,20 @@
 //!
 //! The first thread of a chain serves the shard's requests. It applies one, passes its inputs on to
 //! the next thread (`Replicate`), and answers when that has confirmed it; that one answers when the
-//! next has, and the last one at once. A pull passes on no inputs, and its answer waits likewise: no
-//! worker ever reads what the death of a thread could undo, or what a thread serves that does not
-//! know that it counts as lost. All of a chain apply the same pushes in the same order, so
-//! any rule that computes the same from the same inputs has equal copies.
+//! next has, and the last one at once. A pull passes on no inputs, and its answer waits likewise:
+//! no worker ever reads what the death of a thread could undo, or what a thread serves that does
+//! not know that it counts as lost. All of a chain apply the same pushes in the same order, so any
+//! rule that computes the same from the same inputs has equal copies.
 //!
 //! Each shard knows of each worker the last timestamp that it has applied, since a worker's
-//! requests to a shard come in the order of their timestamps. A push that comes again is not applied
-//! again. What is not confirmed is kept, and goes again to whoever follows after a loss. So a copy
-//! always has the beginning of what the one before it has, and all that was ever answered.
+//! requests to a shard come in the order of their timestamps. A push that comes again is not
+//! applied again. What is not confirmed is kept, and goes again to whoever follows after a loss. So
+//! a copy always has the beginning of what the one before it has, and all that was ever answered.
 //!
-//! Who is in a chain follows from the [`View`], of which workers tell servers before they ask anything
-//! that depends on it. A thread that finds another one behind itself asks it to follow (`Follow`).
-//! If that has no copy, it gets one: all rows, a piece at a time beside other work (`Rows`),
-//! pushes meanwhile, and at the end what was applied of whom (`Whole`). This is chain
+//! Who is in a chain follows from the [`View`], of which workers tell servers before they ask
+//! anything that depends on it. A thread that finds another one behind itself asks it to follow
+//! (`Follow`). If that has no copy, it gets one: all rows, a piece at a time beside other work
+//! (`Rows`), pushes meanwhile, and at the end what was applied of whom (`Whole`). This is chain
 //! replication of van Renesse and Schneider (OSDI 2004), with reads at the head that the tail
 //! confirms.
 //!

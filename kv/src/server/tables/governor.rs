@@ -160,8 +160,8 @@ impl Governor {
         turn(verdict)
     }
 
-    /// Whether an admitted request stands for those of its message that follow, which differ from it
-    /// in keys and values alone: the model looks at no keys, and nobody records them.
+    /// Whether an admitted request stands for those of its message that follow, which differ from
+    /// it in keys and values alone: the model looks at no keys, and nobody records them.
     #[inline]
     pub(super) fn admits_alike(&self) -> bool {
         !self.grows && self.history.is_none()
