@@ -9,12 +9,12 @@ use std::sync::mpsc::channel;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use caravan_kv::node::open;
+use caravan_kv::node::{Role, open};
 use caravan_kv::{
     Handles, Placement, Result, Runs, ServerAddress, ServerThread, Table, TableSpec, ValueType,
     Van, Worker,
 };
-use caravan_van::{Counters, Endpoint, KeyRange, VanConfig};
+use caravan_van::{Counters, Endpoint, Identity, KeyRange, VanConfig};
 
 /// Values of a row, 4 bytes each.
 const WIDTH: u32 = 256;
@@ -30,8 +30,9 @@ struct Server {
     thread: JoinHandle<Result<Counters>>,
 }
 
-fn endpoint(node: u32) -> Result<Endpoint> {
-    let config = VanConfig { memory_bytes: 8 << 30, ..VanConfig::default() };
+fn endpoint(node: u32, role: Role) -> Result<Endpoint> {
+    let identity = Identity { role: role.number(), ..Identity::default() };
+    let config = VanConfig { memory_bytes: 8 << 30, identity, ..VanConfig::default() };
     Ok(Endpoint::new(open(Van::Tcp, &config)?, node, config.credits))
 }
 
@@ -40,7 +41,8 @@ fn start(index: usize, piece_bytes: usize, stop: &Arc<AtomicBool>) -> Server {
     let (say, hear) = channel();
     let stop = stop.clone();
     let thread = std::thread::spawn(move || {
-        let server = ServerThread::new(endpoint(index as u32)?, index, 2, Handles::default());
+        let endpoint = endpoint(index as u32, Role::Server)?;
+        let server = ServerThread::new(endpoint, index, 2, Handles::default());
         let mut server = server.move_by(piece_bytes);
         let _ = say.send(server.address().to_owned()); // whoever started it waits
         server.run(&stop)?;
@@ -89,7 +91,8 @@ fn run(mib: u64, piece_bytes: usize) -> Result<()> {
     let stop = Arc::new(AtomicBool::new(false));
     let servers = [0, 1].map(|index| start(index, piece_bytes, &stop));
     let addresses: Vec<_> = servers.iter().map(|server| server.at.clone()).collect();
-    let mut worker = Worker::connect(endpoint(9)?, &addresses, Duration::from_secs(10))?;
+    let mut worker =
+        Worker::connect(endpoint(9, Role::Worker)?, &addresses, Duration::from_secs(10))?;
     let rows = (mib << 20) / u64::from(4 * WIDTH);
     let spec = TableSpec::new(1, "rows", ValueType::F32, WIDTH)
         .keys(KeyRange::new(0, rows).unwrap_or(KeyRange::ALL))

@@ -114,6 +114,12 @@ impl Op {
         })
     }
 
+    /// Whether server threads alone ask each other for it.
+    pub(crate) fn is_between_servers(self) -> bool {
+        use Op::{Abandon, Follow, Forward, Own, Replicate, Rows, Take, Whole};
+        matches!(self, Take | Rows | Forward | Own | Abandon | Follow | Replicate | Whole)
+    }
+
     pub(crate) fn pushes(self) -> bool {
         matches!(self, Op::Push | Op::PushPull)
     }

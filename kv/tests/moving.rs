@@ -21,7 +21,7 @@ use caravan_kv::{
 };
 use caravan_van::KeyRange;
 use caravan_van::sim::{Network, Node, for_each_seed};
-use cluster::{Draws, connect, endpoint, weather};
+use cluster::{Draws, connect, server_endpoint, weather};
 
 const KEYS: u64 = 400;
 
@@ -49,7 +49,7 @@ fn start(
     let nodes = (0..count).map(|index| {
         let stop = stop.clone();
         let node = network.spawn(&format!("server {index}"), move |network| {
-            let endpoint = endpoint(network, index as u32);
+            let endpoint = server_endpoint(network, index as u32);
             let server = ServerThread::new(endpoint, index, count, Handles::default());
             let mut server = server.move_by(300);
             server.run(&stop).unwrap();

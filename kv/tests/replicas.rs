@@ -17,9 +17,10 @@ use caravan_kv::{
     Apps, Cluster, ClusterConfig, Handles, Launch, Placement, ServerAddress, ServerThread, Table,
     TableSpec, Timestamp, ValueType, Worker,
 };
-use caravan_van::KeyRange;
 use caravan_van::sim::{Faults, Network, for_each_seed};
-use cluster::{Draws, connect, endpoint};
+use caravan_van::wire::{Coding, Kind};
+use caravan_van::{Account, Arrival, Draft, KeyRange, PeerId, Values};
+use cluster::{Draws, connect, endpoint, server_endpoint};
 
 const KEYS: u64 = 60;
 const ROUNDS: u64 = 40;
@@ -58,7 +59,7 @@ fn start(
     for index in 0..count {
         let (stop, oracle) = (stop.clone(), oracle.clone());
         network.spawn(&format!("server {index}"), move |network| {
-            let endpoint = endpoint(network, index as u32);
+            let endpoint = server_endpoint(network, index as u32);
             let server = ServerThread::new(endpoint, index, count, Handles::default());
             let mut server = server.move_by(100);
             server.run(&stop).unwrap();
@@ -301,4 +302,112 @@ fn clients_of_one_process_are_told_apart() {
         sum
     });
     assert_eq!(driver.join().unwrap_or_else(|stopped| panic!("{stopped}")), 6);
+}
+
+/// A push that its primary has no memory for is in no copy, or in all of them.
+#[test]
+fn a_primary_without_memory_and_its_copy_stay_equal() {
+    let network = Network::new(1, Faults::none());
+    let is_full = Arc::new(AtomicBool::new(false));
+    let stop = Arc::new(AtomicBool::new(false));
+    for index in 0..2 {
+        let (is_full, stop) = (is_full.clone(), stop.clone());
+        network.spawn(&format!("server {index}"), move |network| {
+            let endpoint = server_endpoint(network, index as u32);
+            let pool = endpoint.lanes.memory().clone();
+            let mut account = Account::new(&pool, "everything");
+            let mut server = ServerThread::new(endpoint, index, 2, Handles::default());
+            while !stop.load(Ordering::Relaxed) {
+                match is_full.load(Ordering::Relaxed) && index == 0 {
+                    true => {
+                        (0..64).for_each(|part| drop(account.add(pool.bytes_left() >> part)));
+                    }
+                    false => account.set(0).unwrap(),
+                }
+                server.step().unwrap();
+                network.sleep(Duration::from_micros(20));
+            }
+        });
+        network.sleep(Duration::from_micros(1)); // keeps addresses in order
+    }
+    let at =
+        |index| ServerAddress { name: format!("server {index}"), address: format!("sim:{index}") };
+    let addresses: Vec<_> = (0..2).map(at).collect();
+    let driver = network.spawn("driver", move |network| {
+        let oracle = Oracle::default();
+        let mut known = oracle.connect(network, 100, &addresses);
+        let mut new = oracle.connect(network, 101, &addresses);
+        let [sums, _] = tables(1);
+        let sums = sums.filters("".parse().unwrap());
+        let table = known.create_table(&sums).unwrap();
+        assert_eq!(new.create_table(&sums).unwrap(), table);
+        let pushed = known.push(table, &[7], &[1_i64]).unwrap();
+        known.wait(pushed).unwrap();
+        is_full.store(true, Ordering::Relaxed);
+        network.sleep(Duration::from_millis(1));
+        let pushed = new.push(table, &[7], &[10_i64]).unwrap();
+        let refused = new.wait(pushed).unwrap_err().to_string();
+        assert!(refused.contains("what was applied of whom"), "{refused}");
+        is_full.store(false, Ordering::Relaxed);
+        network.sleep(Duration::from_millis(1));
+        let first = pull::<i64>(&mut known, table)[7];
+        network.crash("server 0");
+        oracle.lost.store(1, Ordering::Relaxed);
+        (first, pull::<i64>(&mut known, table)[7])
+    });
+    let sums = driver.join().unwrap_or_else(|stopped| panic!("{stopped}"));
+    stop.store(true, Ordering::Relaxed);
+    assert_eq!(sums, (1, 1), "of the primary, and of its copy");
+}
+
+/// The operation in the first answer to a message with this operation.
+fn ask(network: &Network, servers_own: bool, op: u8) -> String {
+    let mut asking = match servers_own {
+        true => server_endpoint(network, 7),
+        false => endpoint(network, 8),
+    };
+    let peer: PeerId = asking.connect("sim:0").unwrap();
+    let mut is_posted = false;
+    loop {
+        asking.wait(Duration::from_millis(1)).unwrap();
+        asking.poll().unwrap();
+        while let Some(arrival) = asking.take() {
+            match arrival {
+                Arrival::Message { .. } => {
+                    let message = asking.pop().unwrap();
+                    return String::from_utf8_lossy(message.values()).into_owned();
+                }
+                Arrival::Lost { error, .. } => panic!("{error}"),
+                _ => {}
+            }
+        }
+        if !is_posted && asking.lanes.credits(peer) > 0 {
+            let values = Values::Copied(b"{}");
+            let draft = Draft { op, values, timestamp: 1, ..Draft::new(Kind::Request) };
+            asking.lanes.post(peer, draft, &mut Coding::plain()).unwrap();
+            is_posted = true;
+        }
+    }
+}
+
+/// What a worker asks like a server, and a server like a worker, is refused.
+#[test]
+fn servers_and_workers_are_told_apart() {
+    let network = Network::new(1, Faults::none());
+    let (_, stop) = start(&network, 2, &Oracle::default());
+    let driver = network.spawn("driver", |network| {
+        let (view, own) = (24, [17, 18, 19, 20, 21, 25, 26, 27]);
+        for op in own {
+            let refused = ask(network, false, op);
+            assert!(refused.contains("comes from servers alone"), "{op}: {refused}");
+            let refused = ask(network, true, op);
+            assert!(!refused.contains("comes from servers alone"), "{op}: {refused}");
+        }
+        let refused = ask(network, true, view);
+        assert!(refused.contains("does not say which servers are lost"), "{refused}");
+        let refused = ask(network, false, view);
+        assert!(refused.contains("missing field"), "{refused}");
+    });
+    driver.join().unwrap_or_else(|stopped| panic!("{stopped}"));
+    stop.store(true, Ordering::Relaxed);
 }

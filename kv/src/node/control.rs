@@ -51,8 +51,9 @@ pub(crate) const DRIVER: u8 = 4;
 pub(crate) const GUEST: u8 = 5;
 
 impl Role {
-    /// Its number in a hello.
-    pub(crate) fn number(self) -> u8 {
+    /// Its number in a hello ([`Identity::role`]). Server threads ask each other for some things
+    /// that they answer to nobody else.
+    pub fn number(self) -> u8 {
         match self {
             Role::Server => SERVER,
             Role::Worker => WORKER,

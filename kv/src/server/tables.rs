@@ -531,6 +531,7 @@ impl Tables {
     ) -> Result<Step, Trouble> {
         let peer = client.peer;
         let mut step = Step::Done;
+        op.map_or(Ok(()), |op| self.check_role(peer, op))?;
         match op {
             Some(Op::Create) => {
                 let number = self.create(lanes, message)?;

@@ -197,7 +197,7 @@ impl ServerThread {
                     self.forget(peer);
                 }
                 Arrival::Connected { peer, hello } => {
-                    self.tables.greet(peer, hello.incarnation.get());
+                    self.tables.greet(peer, &hello);
                     self.greet(peer, hello.node.get());
                 }
             }

@@ -10,10 +10,10 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use caravan_kv::consistency::Admission;
-use caravan_kv::node::open;
+use caravan_kv::node::{Role, open};
 use caravan_kv::server::{Pulled, Request};
 use caravan_kv::{Handles, ServerAddress, ServerThread, Shard, Van, Worker};
-use caravan_van::{Endpoint, Pool, VanConfig};
+use caravan_van::{Endpoint, Identity, Pool, VanConfig};
 
 pub(crate) use vans::{any, auto_may_take, device, node, rdma, vans};
 
@@ -47,7 +47,8 @@ impl Servers {
             let (say_address, address) = mpsc::channel();
             let stopped = stop.clone();
             let run = move || {
-                let endpoint = endpoint(van, &config);
+                let identity = Identity { role: Role::Server.number(), ..config.identity };
+                let endpoint = endpoint(van, &VanConfig { identity, ..config });
                 let mut server = ServerThread::new(endpoint, index, count, handles);
                 say_address.send(server.address().to_owned()).unwrap();
                 server.run(&stopped).unwrap();

@@ -5,17 +5,29 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+use caravan_kv::node::Role;
 use caravan_kv::{Handles, ServerAddress, ServerThread, Worker};
 use caravan_van::sim::{Faults, Network};
-use caravan_van::{Endpoint, VanConfig};
+use caravan_van::{Endpoint, Identity, VanConfig};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// An endpoint with few credits and short frames, so that lanes fill up and long messages are
 /// common.
 pub(crate) fn endpoint(network: &Network, node: u32) -> Endpoint {
+    endpoint_of(network, node, Role::Worker)
+}
+
+/// As `endpoint`, for a server thread.
+pub(crate) fn server_endpoint(network: &Network, node: u32) -> Endpoint {
+    endpoint_of(network, node, Role::Server)
+}
+
+fn endpoint_of(network: &Network, node: u32, role: Role) -> Endpoint {
+    let identity = Identity { role: role.number(), ..Identity::default() };
     let config = VanConfig {
         node,
+        identity,
         credits: 4,
         frame_bytes: 1024,
         queue_depth: 80,
@@ -46,7 +58,7 @@ pub(crate) fn start(
     for index in 0..count {
         let (handles, stop, set_up) = (handles.clone(), stop.clone(), set_up.clone());
         network.spawn(&format!("server {index}"), move |network| {
-            let endpoint = endpoint(network, index as u32);
+            let endpoint = server_endpoint(network, index as u32);
             set_up(ServerThread::new(endpoint, index, count, handles)).run(&stop).unwrap();
         });
         network.sleep(Duration::from_micros(1)); // keeps addresses in order

@@ -33,6 +33,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Held;
 use super::moving::UNANSWERED_MAX;
+use crate::node::Role;
 use crate::op::Op;
 use crate::server::answer::{ReplyTo, post_values};
 use crate::server::shard::{Extract, Request, Shard};
@@ -165,14 +166,21 @@ pub(super) struct Chains {
     pub(super) view: View,
     /// Lanes to the threads that follow.
     lanes: BTreeMap<usize, Lane>,
-    /// By lane, which start of its node is at the other end.
-    incarnations: HashMap<PeerId, u64>,
+    /// By lane, the node at the other end.
+    nodes: HashMap<PeerId, Node>,
     /// Lanes on which an answer could not be sent.
     broken: Vec<PeerId>,
     /// Whether there may be anything for [`Tables::advance_chains`] to do.
     pub(super) is_due: bool,
     count: u64,
     counters: ChainCounters,
+}
+
+/// What a lane has proved of the node at its other end.
+struct Node {
+    /// Which start of it this is.
+    incarnation: u64,
+    role: Option<Role>,
 }
 
 #[derive(Default)]
@@ -297,15 +305,22 @@ impl Chain {
         })
     }
 
-    /// Whether a push was not applied before. Enters it, so that it is known when it comes again.
-    fn enter(&mut self, sender: Sender, timestamp: u64) -> Result<(), String> {
-        let before = self.applied.insert(sender, timestamp);
-        if before.is_some() {
+    /// Charges for a worker of which nothing was applied so far. This comes before its push is
+    /// applied: a push that is refused is in no copy.
+    fn charge(&mut self, sender: Sender) -> Result<(), String> {
+        if self.applied.contains_key(&sender) {
             return Ok(());
         }
-        self.memory.set(SENDER_BYTES * self.applied.len()).map_err(|error| error.to_string())
+        let bytes = SENDER_BYTES * (self.applied.len() + 1);
+        self.memory.set(bytes).map_err(|error| error.to_string())
     }
 
+    /// Enters that a push was applied, so that it is known when it comes again.
+    fn enter(&mut self, sender: Sender, timestamp: u64) {
+        self.applied.insert(sender, timestamp);
+    }
+
+    /// Whether a push was not applied before.
     fn is_new(&self, sender: Sender, timestamp: u64) -> bool {
         self.applied.get(&sender).is_none_or(|applied| *applied < timestamp)
     }

@@ -1,14 +1,15 @@
 //! What the tables of a thread do for the chains of their shards: requests, what the thread before
 //! passes on, confirmations, and the look after chains between them.
 
-use caravan_van::wire::Kind;
+use caravan_van::wire::{Hello, Kind};
 use caravan_van::{Endpoint, KeyRange, Lanes, Message, PeerId};
 
 use super::{
-    Chain, ChainCounters, Chains, Follow, Head, Inputs, Lane, Link, Posted, Reply, SENDER_BYTES,
-    Sender, Unconfirmed,
+    Chain, ChainCounters, Chains, Follow, Head, Inputs, Lane, Link, Node, Posted, Reply,
+    SENDER_BYTES, Sender, Unconfirmed,
 };
 use crate::filter::List;
+use crate::node::Role;
 use crate::op::Op;
 use crate::server::answer::{ReplyTo, collect};
 use crate::server::shard::Request;
@@ -17,9 +18,10 @@ use crate::table::TableSpec;
 use crate::view::View;
 
 impl Tables {
-    /// Remembers which start of its node is at the other end of a lane.
-    pub(in crate::server) fn greet(&mut self, peer: PeerId, incarnation: u64) {
-        self.chains.incarnations.insert(peer, incarnation);
+    /// Remembers which start of its node is at the other end of a lane, and its role.
+    pub(in crate::server) fn greet(&mut self, peer: PeerId, hello: &Hello) {
+        let role = Role::of(hello.role);
+        self.chains.nodes.insert(peer, Node { incarnation: hello.incarnation.get(), role });
         self.chains.is_due = true;
     }
 
@@ -39,6 +41,22 @@ impl Tables {
         Ok(())
     }
 
+    /// Checks that the node of a lane has proved a role that may ask for this.
+    ///
+    /// # Errors
+    /// If servers alone ask for it, and this is none, or the other way round.
+    pub(in crate::server::tables) fn check_role(&self, peer: PeerId, op: Op) -> Result<(), String> {
+        let node = self.chains.nodes.get(&peer);
+        let is_server = node.is_some_and(|node| node.role == Some(Role::Server));
+        match op {
+            Op::View if is_server => Err("a server does not say which servers are lost".to_owned()),
+            _ if op.is_between_servers() && !is_server => {
+                Err(format!("{op:?} comes from servers alone, and this is none"))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Serves the records of a message to a shard with copies.
     pub(in crate::server::tables) fn serve_chained(
         &mut self,
@@ -52,7 +70,7 @@ impl Tables {
         let entry = &mut entries[*last];
         entry.check_first(chains, *index)?;
         let place = (entry.number, entry.range);
-        let incarnation = chains.incarnations.get(&client.peer).copied().unwrap_or_default();
+        let incarnation = chains.nodes.get(&client.peer).map_or(0, |node| node.incarnation);
         let sender = Sender { node: client.node, incarnation };
         while !message.is_empty() {
             let keys = list.map_or(message.keys(), |list| &list.keys);
@@ -92,19 +110,23 @@ impl Tables {
             let timestamp = message.timestamp();
             let is_new = op.pushes() && chain.is_new(sender, timestamp);
             if is_new {
+                chain.charge(sender)?;
                 shard.push(&request, &memory)?;
-                chain.enter(sender, timestamp)?;
+                chain.enter(sender, timestamp);
             }
             chains.counters.repeated += u64::from(op.pushes() && !is_new);
             let to = ReplyTo { peer: client.peer, table: place.0, timestamp };
-            let pulled =
-                op.pulls().then(|| collect(&memory, &mut **shard, &request)).transpose()?;
-            let item = Unconfirmed {
-                number: 0,
-                inputs: Inputs::of(sender, timestamp, &request, is_new),
-                reply: Some(Reply { to, pulled }),
+            let pulled = op.pulls().then(|| collect(&memory, &mut **shard, &request)).transpose();
+            // What was pushed goes on in any case: all copies have it, or none.
+            let (reply, refused) = match pulled {
+                Ok(pulled) => (Some(Reply { to, pulled }), None),
+                Err(reason) => (None, Some(reason)),
             };
-            chains.pass_on(lanes, chain, *index, place, item);
+            let inputs = Inputs::of(sender, timestamp, &request, is_new);
+            chains.pass_on(lanes, chain, *index, place, Unconfirmed { number: 0, inputs, reply });
+            if let Some(reason) = refused {
+                return Err(reason.into());
+            }
             message.advance();
         }
         Ok(Step::Done)
@@ -214,15 +236,18 @@ impl Tables {
             Request { keys, lengths, values, ..Request::of(message, Op::Push, sender.node) };
         let timestamp = message.timestamp();
         let is_new = !keys.is_empty() && (!chain.is_whole || chain.is_new(sender, head.timestamp));
-        if is_new && let Err(reason) = shard.push(&request, lanes.memory()) {
-            chain.is_whole = false; // it is one no longer
-            return Err(reason.into());
+        if is_new {
+            let charged = if chain.is_whole { chain.charge(sender) } else { Ok(()) };
+            if let Err(reason) = charged.and_then(|()| shard.push(&request, lanes.memory())) {
+                chain.is_whole = false; // it is one no longer
+                return Err(reason.into());
+            }
         }
         if !chain.is_whole {
             lanes.answer(peer, timestamp)?;
         } else {
             if is_new {
-                chain.enter(sender, head.timestamp)?;
+                chain.enter(sender, head.timestamp);
             }
             chains.counters.repeated += u64::from(!keys.is_empty() && !is_new);
             let to = ReplyTo { peer, table: place.0, timestamp };
@@ -430,7 +455,7 @@ impl Tables {
     /// Forgets what chains keep for a lost peer.
     pub(in crate::server::tables) fn forget_in_chains(&mut self, peer: PeerId) {
         let Tables { entries, chains, .. } = self;
-        chains.incarnations.remove(&peer);
+        chains.nodes.remove(&peer);
         let mut lost = None;
         for (server, lane) in &mut chains.lanes {
             if lane.peer == Some(peer) {
