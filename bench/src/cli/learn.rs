@@ -7,7 +7,7 @@ use caravan_learn::dbpg::{Filters, Straggle};
 use caravan_learn::model::Format;
 use clap::{Args, Subcommand, ValueEnum};
 
-use super::steps::{Fm, Lda, LinReg, Mf, Sgd};
+use super::steps::{Factored, Lda, LinReg, Sgd};
 use super::values::{
     Delay, count, count_to, delay, filters, key_range, large_count, non_negative, pauses, positive,
 };
@@ -21,9 +21,9 @@ pub(crate) enum TrainCommand {
     /// Topics of documents by latent Dirichlet allocation
     Lda(Lda),
     /// Ratings of items by users, by matrix factorisation
-    Mf(Mf),
+    Mf(Factored),
     /// Logistic regression with interactions of features, by factorisation machines
-    Fm(Fm),
+    Fm(Factored),
     /// Least squares by gradient descent on all data, a chunk of the weights for each worker
     Linreg(LinReg),
 }

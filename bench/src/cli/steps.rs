@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 
 use caravan_kv::consistency::Model;
+use caravan_learn::lda;
 use caravan_learn::sgd::Loss;
-use caravan_learn::{fm, lda};
+use caravan_learn::trainer::{Descent, Factors};
 use clap::{Args, ValueEnum};
 
 use super::values::{count, count_to, large_count, non_negative, option, positive};
@@ -50,30 +51,16 @@ pub(crate) struct Sgd {
     pub(crate) rule: Rule,
 }
 
-/// Ratings of items by users as inner products.
+/// What methods with factors take, `mf` and `fm`.
 #[derive(Debug, Clone, Args)]
-pub(crate) struct Mf {
+pub(crate) struct Factored {
     #[command(flatten)]
     pub(crate) steps: Steps,
-    /// Ratings to test the model on
+    /// Examples or ratings to test the model on
     #[arg(long, value_name = "FILE", num_args = 1..)]
     pub(crate) test: Vec<PathBuf>,
     #[command(flatten)]
-    pub(crate) factors: Factors,
-    #[command(flatten)]
-    pub(crate) rule: Rule,
-}
-
-/// Logistic regression with interactions of features.
-#[derive(Debug, Clone, Args)]
-pub(crate) struct Fm {
-    #[command(flatten)]
-    pub(crate) steps: Steps,
-    /// Examples to test the model on
-    #[arg(long, value_name = "FILE", num_args = 1..)]
-    pub(crate) test: Vec<PathBuf>,
-    #[command(flatten)]
-    pub(crate) factors: Factors,
+    pub(crate) factors: FactorArgs,
     #[command(flatten)]
     pub(crate) rule: Rule,
 }
@@ -81,9 +68,9 @@ pub(crate) struct Fm {
 /// Vectors of users, items or features.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Method")]
-pub(crate) struct Factors {
+pub(crate) struct FactorArgs {
     /// Factors of each
-    #[arg(long, value_name = "K", default_value_t = 8, value_parser = count_to(fm::FACTORS_MAX as usize))]
+    #[arg(long, value_name = "K", default_value_t = 8, value_parser = count_to(Factors::COUNT_MAX as usize))]
     pub(crate) factors: u32,
     /// Weight of half their squared norms, in each example
     #[arg(long, value_name = "L2", default_value_t = 0.01, value_parser = non_negative)]
@@ -91,6 +78,13 @@ pub(crate) struct Factors {
     /// Determines the first factors
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) seed: u64,
+}
+
+impl From<&FactorArgs> for Factors {
+    fn from(args: &FactorArgs) -> Self {
+        let FactorArgs { factors, l2, seed } = *args;
+        Factors { factors, l2, seed }
+    }
 }
 
 /// Least squares by gradient descent on all data.
@@ -150,15 +144,12 @@ pub(crate) struct Rule {
 const RATE: f64 = 0.1;
 
 impl Rule {
-    /// The table's handle.
-    pub(crate) fn handle(&self, default: &str) -> String {
-        self.handle.clone().unwrap_or_else(|| default.to_owned())
-    }
-
-    /// The options of the table's handle.
-    pub(crate) fn options(&self) -> serde_json::Value {
+    /// The rule as the library takes it.
+    pub(crate) fn descent(&self, default: &str) -> Descent {
         let rate = [("rate".to_owned(), RATE)];
-        rate.into_iter().chain(self.option.iter().cloned()).collect()
+        let options = rate.into_iter().chain(self.option.iter().cloned()).collect();
+        let handle = self.handle.clone().unwrap_or_else(|| default.to_owned());
+        Descent { batch: self.batch as usize, handle, options }
     }
 }
 

@@ -15,7 +15,7 @@ use super::predict::read;
 use super::rows::Quality;
 use crate::cli::ending::Interrupted;
 use crate::cli::interrupt::Interrupt;
-use crate::cli::{Common, Factors, Fm, Lda, LinReg, Mf, Sgd, Steps, TrainCommand};
+use crate::cli::{Common, Factored, Lda, LinReg, Sgd, Steps, TrainCommand};
 use crate::cluster;
 use crate::report::{Report, Row, say};
 
@@ -39,10 +39,8 @@ fn sgd(common: &Common, args: &Sgd) -> Result<()> {
     let settings = sgd::Settings {
         files: args.steps.data.clone(),
         loss: args.loss.into(),
-        batch: args.rule.batch as usize,
         mean: args.mean,
-        handle: args.rule.handle("ftrl"),
-        options: args.rule.options(),
+        descent: args.rule.descent("ftrl"),
     };
     let test = examples(&args.test)?;
     train_in_steps::<sgd::Sgd>(common, &args.steps, settings, |trained, out| {
@@ -70,20 +68,12 @@ fn lda(common: &Common, args: &Lda) -> Result<()> {
     })
 }
 
-fn mf(common: &Common, args: &Mf) -> Result<()> {
+fn mf(common: &Common, args: &Factored) -> Result<()> {
     let files = args.steps.data.clone();
     let mean = mf::Ratings::read(&files, Shard::ALL)?.mean();
-    let Factors { factors, l2, seed } = args.factors;
-    let settings = mf::Settings {
-        files,
-        mean,
-        factors,
-        l2,
-        seed,
-        batch: args.rule.batch as usize,
-        handle: args.rule.handle("adagrad"),
-        options: args.rule.options(),
-    };
+    let factors = (&args.factors).into();
+    let descent = args.rule.descent("adagrad");
+    let settings = mf::Settings { files, mean, factors, descent };
     let test = mf::Ratings::read(&args.test, Shard::ALL)?;
     train_in_steps::<mf::Mf>(common, &args.steps, settings, |trained, out| {
         let model = RowModel::new("mf", json!({"mean": mean}), trained);
@@ -93,17 +83,10 @@ fn mf(common: &Common, args: &Mf) -> Result<()> {
     })
 }
 
-fn fm(common: &Common, args: &Fm) -> Result<()> {
-    let Factors { factors, l2, seed } = args.factors;
-    let settings = fm::Settings {
-        files: args.steps.data.clone(),
-        factors,
-        l2,
-        seed,
-        batch: args.rule.batch as usize,
-        handle: args.rule.handle("adagrad"),
-        options: args.rule.options(),
-    };
+fn fm(common: &Common, args: &Factored) -> Result<()> {
+    let files = args.steps.data.clone();
+    let factors = (&args.factors).into();
+    let settings = fm::Settings { files, factors, descent: args.rule.descent("adagrad") };
     let test = examples(&args.test)?;
     train_in_steps::<fm::Fm>(common, &args.steps, settings, |trained, out| {
         let model = RowModel::new("fm", json!({}), trained);

@@ -64,7 +64,9 @@ fn ratings_under_stale_reads_are_as_near_as_the_serial_run_s() {
     let files = vec![train_file.clone()];
     let mean = mf::Ratings::read(&files, Shard::ALL).unwrap().mean();
     let test = mf::Ratings::read(std::slice::from_ref(&test_file), Shard::ALL).unwrap();
-    let settings = mf::Settings { factors: 4, batch: 16, ..mf::Settings::new(files, mean) };
+    let mut settings = mf::Settings::new(files, mean);
+    settings.factors.factors = 4;
+    settings.descent.batch = 16;
     let rmse = |trained: &Trained<f32>| {
         let model = RowModel::new("mf", json!({"mean": mean}), trained);
         mf::rmse(&model, &test).unwrap().unwrap()

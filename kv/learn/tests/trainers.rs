@@ -31,9 +31,9 @@ fn example(name: &str) -> PathBuf {
 
 fn job(file: &Path, handle: &str, options: serde_json::Value) -> Job<Settings> {
     let mut settings = Settings::new(vec![file.to_owned()]);
-    settings.handle = handle.to_owned();
-    settings.options = options;
-    settings.batch = 7;
+    settings.descent.handle = handle.to_owned();
+    settings.descent.options = options;
+    settings.descent.batch = 7;
     Job { passes: 2, parts: Some(5), ..Job::new(settings) }
 }
 
@@ -117,9 +117,9 @@ fn what_cannot_be_is_refused_with_the_reason() {
     refused(&|job| job.parts = Some(129), "more than 64");
     refused(&|job| job.consistency = "sparse-ssp:1:1".parse().unwrap(), "take 2 parts");
     refused(&|job| job.consistency = "data:1".parse().unwrap(), "parts that write their own");
-    refused(&|job| job.settings.batch = 0, "at least 1 row");
-    refused(&|job| job.settings.handle = "none".to_owned(), "there is no handle none");
-    refused(&|job| job.settings.options = json!({"rate": -1}), "option rate");
+    refused(&|job| job.settings.descent.batch = 0, "at least 1 row");
+    refused(&|job| job.settings.descent.handle = "none".to_owned(), "there is no handle none");
+    refused(&|job| job.settings.descent.options = json!({"rate": -1}), "option rate");
     refused(&|job| job.settings.files = vec!["/no/such".into()], "/no/such");
     std::fs::remove_file(&file).unwrap();
 }

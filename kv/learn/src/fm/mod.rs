@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::data::{Examples, Row};
 use crate::model::RowModel;
 use crate::sgd::{Batch, Loss, batches};
-use crate::trainer::{Part, Step, Trainer};
+use crate::trainer::{Descent, Factors, Part, Step, Trainer};
 
 /// Id of the table.
 const TABLE: u32 = 1;
@@ -28,26 +28,17 @@ const BIAS: u64 = u64::MAX;
 pub struct Settings {
     /// LIBSVM or Criteo text, read in this order.
     pub files: Vec<PathBuf>,
-    /// Factors of a feature, at least 1.
-    pub factors: u32,
-    /// Weight of the squared norms of w and v of an example's features, 0 or more.
-    pub l2: f64,
-    /// Examples of a step of each part, at least 1.
-    pub batch: usize,
-    /// Determines the first values.
-    pub seed: u64,
-    /// The update rule: a handle of the table.
-    pub handle: String,
-    /// The handle's options.
-    pub options: serde_json::Value,
+    /// Of a feature; l2 weighs w as well.
+    pub factors: Factors,
+    /// How gradients change them.
+    pub descent: Descent,
 }
 
 impl Settings {
     /// Four factors, by AdaGrad.
     pub fn new(files: Vec<PathBuf>) -> Self {
-        let options = serde_json::json!({"rate": 0.1});
-        let handle = "adagrad".to_owned();
-        Settings { files, factors: 4, l2: 0.001, batch: 64, seed: 1, handle, options }
+        let factors = Factors { factors: 4, l2: 0.001, seed: 1 };
+        Settings { files, factors, descent: Descent::adagrad() }
     }
 }
 
@@ -65,22 +56,18 @@ impl Trainer for Fm {
     type Value = f32;
 
     fn table(settings: &Settings) -> TableSpec {
-        let Settings { factors, seed, .. } = *settings;
+        let Factors { factors, seed, .. } = settings.factors;
         let spec = TableSpec::new(TABLE, "factors", ValueType::F32, factors.saturating_add(1));
         // At 0 factors have no gradient.
         let spec = spec.initial(Initial::Uniform { low: -FIRST_MAX, high: FIRST_MAX, seed });
-        spec.handle(&settings.handle).options(settings.options.clone())
+        settings.descent.rule_of(spec)
     }
 
     fn load(settings: &Settings, part: &Part) -> Result<Self, String> {
-        let Settings { factors, l2, batch, .. } = *settings;
-        if !((1..=FACTORS_MAX).contains(&factors) && l2 >= 0.0 && l2.is_finite()) {
-            return Err(format!(
-                "{factors} factors and l2 {l2}: take 1 to {FACTORS_MAX}, and a number of 0 or more"
-            ));
-        }
+        let Factors { factors, l2, .. } = settings.factors;
+        settings.factors.check()?;
         let examples = part.examples(&settings.files)?;
-        let mut batches = batches(&examples, batch)?;
+        let mut batches = batches(&examples, settings.descent.batch)?;
         for batch in &mut batches {
             if batch.keys.last() == Some(&BIAS) {
                 return Err(format!("feature {BIAS} is the key of the bias: give it another one"));
@@ -124,9 +111,6 @@ impl Trainer for Fm {
 
 /// Largest first value.
 const FIRST_MAX: f64 = 0.05;
-
-/// Most factors of a feature.
-pub const FACTORS_MAX: u32 = 4096;
 
 /// The margin of an example without b; leaves Σ_j v_jf x_j in `sums: [factors]`.
 fn margin<'a, V: Copy + Into<f64> + 'a>(

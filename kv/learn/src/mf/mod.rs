@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 pub use self::ratings::{KEY_MAX, Rating, Ratings};
 use crate::data::Shard;
 use crate::model::RowModel;
-use crate::trainer::{Part, Step, Trainer};
+use crate::trainer::{Descent, Factors, Part, Step, Trainer};
 
 /// Id of the table of factors.
 const TABLE: u32 = 1;
@@ -32,26 +32,17 @@ pub struct Settings {
     pub files: Vec<PathBuf>,
     /// Added to every product: the mean of all ratings ([`Ratings::mean`]).
     pub mean: f64,
-    /// Factors of a user or an item, at least 1.
-    pub factors: u32,
-    /// Weight of the squared norms, 0 or more.
-    pub l2: f64,
-    /// Ratings of a step of each part, at least 1.
-    pub batch: usize,
-    /// Determines the first factors.
-    pub seed: u64,
-    /// The update rule: a handle of the table.
-    pub handle: String,
-    /// The handle's options.
-    pub options: serde_json::Value,
+    /// Of a user or an item.
+    pub factors: Factors,
+    /// How gradients change them.
+    pub descent: Descent,
 }
 
 impl Settings {
     /// Ten factors, by AdaGrad.
     pub fn new(files: Vec<PathBuf>, mean: f64) -> Self {
-        let options = serde_json::json!({"rate": 0.1});
-        let handle = "adagrad".to_owned();
-        Settings { files, mean, factors: 10, l2: 0.02, batch: 64, seed: 1, handle, options }
+        let factors = Factors { factors: 10, l2: 0.02, seed: 1 };
+        Settings { files, mean, factors, descent: Descent::adagrad() }
     }
 }
 
@@ -85,21 +76,22 @@ impl Trainer for Mf {
     type Value = f32;
 
     fn table(settings: &Settings) -> TableSpec {
-        let Settings { factors, seed, .. } = *settings;
+        let Factors { factors, seed, .. } = settings.factors;
         // So that products of first factors are small, and no two factors are alike.
         let high = 1.0 / f64::from(factors.max(1)).sqrt();
         let spec = TableSpec::new(TABLE, "factors", ValueType::F32, factors.max(1));
         let spec = spec.initial(Initial::Uniform { low: -high, high, seed });
-        spec.handle(&settings.handle).options(settings.options.clone())
+        settings.descent.rule_of(spec)
     }
 
     fn load(settings: &Settings, part: &Part) -> Result<Self, String> {
-        let Settings { mean, factors, l2, batch, .. } = *settings;
-        if factors == 0 || batch == 0 {
-            return Err(format!("{factors} factors and {batch} ratings of a step: take 1 or more"));
-        }
-        if !(l2 >= 0.0 && l2.is_finite() && mean.is_finite()) {
-            return Err(format!("l2 is {l2}, and must be a number of 0 or more"));
+        let Settings { mean, factors: Factors { factors, l2, .. }, .. } = *settings;
+        settings.factors.check()?;
+        let batch = settings.descent.batch;
+        if batch == 0 || !mean.is_finite() {
+            return Err(format!(
+                "a step of {batch} ratings around {mean}: take 1 or more, around a number"
+            ));
         }
         let files: Vec<PathBuf> =
             settings.files.iter().map(|file| part.allow(file)).collect::<Result<_, _>>()?;

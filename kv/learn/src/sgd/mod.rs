@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use self::batch::{Batch, batches};
 use crate::model::Model;
-use crate::trainer::{Part, Rows, Step, Trainer};
+use crate::trainer::{Descent, Part, Rows, Step, Trainer};
 
 /// Id of the table of weights.
 const TABLE: u32 = 1;
@@ -62,27 +62,18 @@ pub struct Settings {
     pub files: Vec<PathBuf>,
     /// What is minimised.
     pub loss: Loss,
-    /// Rows of a step of each part, at least 1.
-    pub batch: usize,
     /// Whether the gradient is the mean over the batch, rather than the sum.
     pub mean: bool,
-    /// The update rule: a handle of the table.
-    pub handle: String,
-    /// The handle's options.
-    pub options: serde_json::Value,
+    /// How gradients change weights.
+    pub descent: Descent,
 }
 
 impl Settings {
     /// Logistic regression with FTRL-proximal, one update a row.
     pub fn new(files: Vec<PathBuf>) -> Self {
-        Settings {
-            files,
-            loss: Loss::Logistic,
-            batch: 64,
-            mean: false,
-            handle: "ftrl".to_owned(),
-            options: serde_json::Value::Null,
-        }
+        let options = serde_json::Value::Null;
+        let descent = Descent { batch: 64, handle: "ftrl".to_owned(), options };
+        Settings { files, loss: Loss::Logistic, mean: false, descent }
     }
 }
 
@@ -101,13 +92,13 @@ impl Trainer for Sgd {
 
     fn table(settings: &Settings) -> TableSpec {
         let spec = TableSpec::new(TABLE, "weights", ValueType::F64, 1);
-        spec.handle(&settings.handle).options(settings.options.clone())
+        settings.descent.rule_of(spec)
     }
 
     fn load(settings: &Settings, part: &Part) -> Result<Self, String> {
         let examples = part.examples(&settings.files)?;
-        let Settings { loss, mean, batch, .. } = *settings;
-        Ok(Sgd { loss, mean, batches: batches(&examples, batch)? })
+        let Settings { loss, mean, .. } = *settings;
+        Ok(Sgd { loss, mean, batches: batches(&examples, settings.descent.batch)? })
     }
 
     fn steps(&self) -> u64 {

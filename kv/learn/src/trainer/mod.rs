@@ -17,6 +17,7 @@
 
 mod driver;
 mod serial;
+mod settings;
 mod worker;
 
 use std::num::NonZeroUsize;
@@ -34,6 +35,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::driver::{Trained, train, train_and};
 pub use self::serial::serial;
+pub use self::settings::{Descent, Factors};
 use crate::data::{self, Examples};
 use crate::data_root::DataRoot;
 
