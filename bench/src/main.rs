@@ -16,6 +16,7 @@ mod doctor;
 mod floor;
 mod history;
 mod launch;
+mod manual;
 mod measure;
 mod plot;
 mod rebalance;
@@ -92,6 +93,8 @@ fn run(cli: &Cli) -> Result<()> {
         Command::Bench(command) => measure::run(&cli.common, command),
         Command::CheckHistory(args) => history::run(&cli.common, args),
         Command::Rebalance(args) => rebalance::run(&cli.common, args),
+        Command::Man(args) => manual::man(args),
+        Command::Completions(args) => manual::completions(args),
         Command::Doctor(args) => doctor::run(&cli.common, args),
         Command::Launch(args) => launch::run(&cli.common, args),
         Command::Agent(args) => launch::agent::run(args.through),

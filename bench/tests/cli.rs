@@ -421,6 +421,24 @@ fn a_log_that_is_no_terminal_has_no_colours() {
 }
 
 #[test]
+fn the_manual_and_completions_are_for_man_and_shells() {
+    let page = caravan("man", &[]);
+    assert!(page.status.success() && text(&page.stdout).contains(".SH NAME"), "{page:?}");
+    let script = caravan("completions bash", &[]);
+    assert!(script.status.success() && text(&script.stdout).contains("complete -F _caravan"));
+    let file = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("caravan.bash");
+    std::fs::write(&file, &script.stdout).unwrap();
+    let complete = r#"source "$1"; COMP_WORDS=(caravan ben) COMP_CWORD=1
+        _caravan caravan ben caravan; echo "${COMPREPLY[@]}""#;
+    let completed = Command::new("bash").args(["-c", complete, "bash"]).arg(file).output().unwrap();
+    assert_eq!(text(&completed.stdout), "bench\n", "{completed:?}");
+    assert_eq!(caravan("completions sh", &[]).status.code(), Some(2));
+    let nowhere = caravan("man --out /proc/nowhere", &[]);
+    assert_eq!(nowhere.status.code(), Some(1));
+    assert!(text(&nowhere.stderr).contains("/proc/nowhere"), "{nowhere:?}");
+}
+
+#[test]
 fn wrong_files_are_named() {
     for line in [
         "train dbpg --data /nowhere.train --lambda 1",

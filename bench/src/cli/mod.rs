@@ -175,6 +175,10 @@ pub(crate) enum Command {
     /// Lists the vans that work on this machine, with a reason and a remedy for each that does not;
     /// draws the layout
     Doctor(DoctorArgs),
+    /// Writes the manual page, or those of all commands into a folder
+    Man(ManArgs),
+    /// Writes completions for a shell
+    Completions(CompletionsArgs),
     /// The other process of a floor, or of `bench verbs`
     #[command(hide = true)]
     Floor(FloorArgs),
@@ -223,6 +227,21 @@ pub(crate) struct RebalanceArgs {
     /// Server threads that are to have no shards afterwards, counted from 0 over all servers
     #[arg(long, value_delimiter = ',', value_name = "THREAD")]
     pub(crate) drain: Vec<usize>,
+}
+
+/// Where manual pages go.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ManArgs {
+    /// Folder for a page of each command; without one the main page goes to standard output
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct CompletionsArgs {
+    /// The shell
+    #[arg(value_enum)]
+    pub(crate) shell: clap_complete::Shell,
 }
 
 /// A program to launch.
@@ -332,6 +351,8 @@ mod tests {
             "caravan launch --hostfile nodes.txt -- ./train --lr 0.1",
             "caravan bench latency --hosts A,user@B:2 --json",
             "caravan agent ssh",
+            "caravan man --out pages",
+            "caravan completions bash",
             "caravan worker --scheduler host:7000 --data-root /data",
             "caravan doctor --json",
             "caravan doctor --topology two.xml --threads 4 --numa-node 1",
