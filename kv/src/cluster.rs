@@ -363,13 +363,12 @@ impl Cluster {
     pub fn client(&self) -> Result<Worker> {
         let scheduler = Rc::downgrade(&self.scheduler);
         let watch = move || match scheduler.upgrade() {
-            Some(scheduler) => scheduler.borrow_mut().glance().map(|()| Vec::new()),
+            Some(scheduler) => scheduler.borrow_mut().lost_servers(),
             None => Ok(Vec::new()),
         };
         let watch: Watch = Box::new(watch);
-        let servers = self.scheduler.borrow().servers();
-        let node = self.scheduler.borrow().node();
-        let mut client = node::watched_client(&self.config.node, node, &servers, Some(watch))?;
+        let roster = self.scheduler.borrow().roster()?;
+        let mut client = node::watched_client(&self.config.node, &roster, Some(watch))?;
         client.set_namespace(&self.namespace());
         Ok(client)
     }
@@ -379,13 +378,15 @@ impl Cluster {
     ///
     /// # Errors
     /// The first node that failed or did not end, of workers only if more than
-    /// [`NodeConfig::losses_max`] did.
+    /// [`NodeConfig::losses_max`] did, of servers if more than [`NodeConfig::server_losses_max`].
     pub fn shutdown(mut self) -> Result<()> {
         if !self.job.is_empty() {
             return self.scheduler.borrow_mut().forget("");
         }
         self.scheduler.borrow_mut().end(None)?;
-        let mut outcome = Outcome { first: Ok(()), spared: self.config.node.losses_max };
+        let NodeConfig { losses_max, server_losses_max, .. } = self.config.node;
+        let spared = [(Role::Worker, losses_max), (Role::Server, server_losses_max)];
+        let mut outcome = Outcome { first: Ok(()), spared };
         let mut scheduler = self.scheduler.borrow_mut();
         let until = scheduler.now() + END_WITHIN;
         for mut child in self.children.drain(..) {
@@ -407,16 +408,18 @@ impl Cluster {
 /// How the nodes of a cluster have ended.
 struct Outcome {
     first: Result<()>,
-    /// Workers that may still fail.
-    spared: usize,
+    /// How many nodes of each role may still fail.
+    spared: [(Role, usize); 2],
 }
 
 impl Outcome {
     fn add(&mut self, name: &str, ended: Result<()>) {
         let Err(error) = ended else { return };
-        if self.spared > 0 && name.starts_with(&Role::Worker.to_string()) {
-            self.spared -= 1;
-            return tracing::warn!(%error, "a worker did not end well; it is not needed");
+        let is_it = |role: Role| name.starts_with(&role.to_string());
+        let mut spared = self.spared.iter_mut().filter(|(role, left)| is_it(*role) && *left > 0);
+        if let Some((_, left)) = spared.next() {
+            *left -= 1;
+            return tracing::warn!(%error, name, "it did not end well; it is not needed");
         }
         if self.first.is_ok() {
             self.first = Err(error);

@@ -103,6 +103,9 @@ pub struct NodeConfig {
     pub data_root: Option<PathBuf>,
     /// Workers that may be lost while the others go on; the loss of one more ends the cluster.
     pub losses_max: usize,
+    /// Servers that may be lost while the others go on; the loss of one more ends the cluster. What
+    /// a lost server held is gone but for tables with replicas.
+    pub server_losses_max: usize,
     /// Folder of the histories of tables with a consistency model, which servers record if there is
     /// one.
     pub history: Option<PathBuf>,
@@ -135,6 +138,7 @@ impl Default for NodeConfig {
             huge_pages: HugePages::Transparent,
             data_root: None,
             losses_max: 0,
+            server_losses_max: 0,
             history: None,
         }
     }

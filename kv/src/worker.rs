@@ -35,6 +35,9 @@ use crate::filter::Outstanding;
 use crate::runs::Coded;
 use crate::tracker::{Answer, Callback, RequestKind, Timestamp, Tracker};
 
+/// Stands for the lane to a server that was lost before there was one.
+const NOBODY: PeerId = PeerId(u32::MAX);
+
 /// Where a server thread listens.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct ServerAddress {
@@ -84,13 +87,14 @@ impl Worker {
         servers: &[ServerAddress],
         timeout: Duration,
     ) -> Result<Worker> {
-        Self::connect_watched(endpoint, servers, timeout, Waits::up_to(REQUEST_TIMEOUT))
+        Self::connect_watched(endpoint, (servers, 1), timeout, Waits::up_to(REQUEST_TIMEOUT))
     }
 
-    /// As [`Worker::connect`]; `waits` decides when this worker stops waiting.
+    /// As [`Worker::connect`], to servers with this many threads each; `waits` decides when this
+    /// worker stops waiting.
     pub(crate) fn connect_watched(
         mut endpoint: Endpoint,
-        servers: &[ServerAddress],
+        (servers, threads): (&[ServerAddress], usize),
         timeout: Duration,
         waits: Waits,
     ) -> Result<Worker> {
@@ -100,9 +104,17 @@ impl Worker {
             ));
         }
         let addresses = servers.iter().map(|at| at.address.clone()).collect();
-        let recovery = Recovery::of(addresses, 1);
+        let mut recovery = Recovery::of(addresses, threads);
+        let mut waits = waits;
+        recovery.view.lost.extend(waits.look()?);
+        recovery.view.check(servers.len()).map_err(Error::Config)?;
         let mut connected = Vec::with_capacity(servers.len());
-        for at in servers {
+        for (index, at) in servers.iter().enumerate() {
+            if recovery.view.lost.contains(&index) {
+                let lost = Some("it counts as lost".to_owned());
+                connected.push(Server { at: at.clone(), peer: NOBODY, up: false, lost });
+                continue;
+            }
             let peer = endpoint.connect(&at.address).map_err(|error| Error::ServerLost {
                 server: at.name.clone(),
                 address: at.address.clone(),
@@ -126,7 +138,7 @@ impl Worker {
             has_filters: false,
             waits,
         };
-        (0..worker.servers.len()).for_each(|server| worker.enter_peer(server));
+        worker.living().into_iter().for_each(|server| worker.enter_peer(server));
         worker.wait_until_connected(timeout)?;
         Ok(worker)
     }

@@ -23,6 +23,7 @@ pub(crate) struct CrowdTask {
     /// Of its requests.
     pub(crate) shape: Shape,
     pub(crate) key_cache: bool,
+    pub(crate) replicas: u32,
     pub(crate) seconds: f64,
     /// Number of the task in this run, which names its barrier.
     pub(crate) number: usize,
@@ -95,13 +96,14 @@ impl Crowded {
 
     /// Streams for the time of the task, with the shape's window in flight.
     fn stream(&mut self, node: &mut WorkerNode, task: CrowdTask) -> Result<Share> {
-        let CrowdTask { shape, key_cache, seconds, number } = task;
+        let CrowdTask { shape, key_cache, replicas, seconds, number } = task;
         let (rank, workers) = (node.rank, node.workers);
         let eager_bytes = node.config.eager_bytes;
-        self.requests(&mut node.worker, eager_bytes, rank, workers).prepare(shape)?;
+        let requests = self.requests(&mut node.worker, eager_bytes, rank, workers);
+        requests.replicas(replicas).prepare(shape)?;
         node.barrier(&format!("crowd {number}"))?;
         let requests = self.requests(&mut node.worker, eager_bytes, rank, workers);
-        let mut requests = requests.key_cache(key_cache);
+        let mut requests = requests.key_cache(key_cache).replicas(replicas);
         requests.prepare(shape)?;
         stream(&mut requests, shape, seconds)
     }

@@ -162,6 +162,7 @@ mod tests {
             lasts: None,
             key_cache: true,
             slower_percent: 0,
+            replicas: 0,
         }
     }
 

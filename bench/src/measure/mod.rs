@@ -45,7 +45,10 @@ use crate::report::Report;
 /// Runs `caravan bench`.
 pub(crate) fn run(common: &Common, command: &BenchCommand) -> Result<()> {
     let tasks = plan::tasks(command, common.smoke)?;
-    let config = cluster::config(common)?;
+    let mut config = cluster::config(common)?;
+    // So many servers may be lost without an end of the run.
+    let replicas = tasks.iter().map(|task| task.replicas as usize).max().unwrap_or(0);
+    config.node.server_losses_max = config.node.server_losses_max.max(replicas);
     let is_one = common.external || config.node.role.is_some();
     let vans = vans(command, config.node.van, is_one);
     let mut report = Machine::first(common, tasks.len() * vans.len())?;
@@ -91,7 +94,13 @@ fn measure_on(
         let mut many = || {
             let usual = Duration::from_millis(if common.smoke { 200 } else { 3000 });
             let seconds = task.lasts.unwrap_or(usual).as_secs_f64();
-            let crowd = CrowdTask { shape: *shape, key_cache: task.key_cache, seconds, number };
+            let crowd = CrowdTask {
+                shape: *shape,
+                key_cache: task.key_cache,
+                replicas: task.replicas,
+                seconds,
+                number,
+            };
             let crowd = serde_json::to_value(crowd)?;
             let id = cluster.submit(Target::Workers, Crowded::NAME, &crowd)?;
             crowd::sum_up(config, cluster.wait(id)?)

@@ -27,8 +27,15 @@ pub(super) fn tasks(command: &BenchCommand, smoke: bool) -> Result<Vec<Task>> {
         BenchCommand::All(args) => {
             let op = args.op.clone();
             let duration = args.duration;
-            let requests =
-                Requests { op, keys: 1, key_cache: true, sizes: Vec::new(), duration, slower: 0 };
+            let requests = Requests {
+                op,
+                keys: 1,
+                key_cache: true,
+                sizes: Vec::new(),
+                duration,
+                replicas: 0,
+                slower: 0,
+            };
             let benches = [Bench::Latency, Bench::Bandwidth, Bench::Rate];
             let all = benches.map(|bench| plan(bench, &requests, None, None));
             Ok(all.into_iter().collect::<Result<Vec<_>>>()?.concat())
@@ -54,7 +61,7 @@ struct Plan<'a> {
 
 impl Plan<'_> {
     fn tasks(&self, bench: Bench) -> Result<Vec<Task>> {
-        let Requests { op, keys, key_cache, sizes, duration, slower } = self.requests;
+        let Requests { op, keys, key_cache, sizes, duration, replicas, slower } = self.requests;
         let keys = *keys as usize;
         let sizes = if sizes.is_empty() { self.defaults.sizes } else { sizes };
         let ops = if op.is_empty() { &[Op::Push, Op::Pull] } else { op.as_slice() };
@@ -75,7 +82,15 @@ impl Plan<'_> {
             let effort = Effort::new(count, self.defaults.batches);
             let slower_percent = *slower;
             let lasts = duration.map(Duration::from_secs_f64);
-            Ok(Task { bench, shape, effort, lasts, key_cache: *key_cache, slower_percent })
+            Ok(Task {
+                bench,
+                shape,
+                effort,
+                lasts,
+                key_cache: *key_cache,
+                slower_percent,
+                replicas: *replicas,
+            })
         };
         ops.iter().flat_map(|&op| sizes.iter().map(move |&bytes| task(op, bytes))).collect()
     }

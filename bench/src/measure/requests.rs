@@ -34,6 +34,7 @@ pub(crate) struct Requests<'a> {
     tables: &'a mut Tables,
     eager_bytes: usize,
     key_cache: bool,
+    replicas: u32,
     /// The worker whose tables these are, and the number of workers; none if one worker has all.
     part: Option<[usize; 2]>,
     shape: Shape,
@@ -81,6 +82,7 @@ impl<'a> Requests<'a> {
             tables,
             eager_bytes,
             key_cache: false,
+            replicas: 0,
             part: None,
             shape: Shape { op: Op::Pull, keys: 1, bytes: 4, window: 1 },
             table: None,
@@ -98,6 +100,11 @@ impl<'a> Requests<'a> {
     /// The same; whether lists of keys are named when they come again.
     pub(crate) fn key_cache(self, key_cache: bool) -> Self {
         Requests { key_cache, ..self }
+    }
+
+    /// The same to tables with this many replicas.
+    pub(crate) fn replicas(self, replicas: u32) -> Self {
+        Requests { replicas, ..self }
     }
 
     /// The same of one of many workers, to tables of its own with keys in its part of all.
@@ -122,7 +129,8 @@ impl<'a> Requests<'a> {
                 TABLE_FIRST + rank as u32 * TABLES_OF_WORKER + number
             }
         };
-        let table = self.worker.create_table(&spec(id, keys, width, self.part)?)?;
+        let spec = spec(id, keys, width, self.part)?.replicas(self.replicas);
+        let table = self.worker.create_table(&spec)?;
         self.tables.insert((keys, width), (id, table));
         Ok(table)
     }

@@ -239,6 +239,7 @@ mod tests {
             lasts: None,
             key_cache: true,
             slower_percent: 0,
+            replicas: 0,
         }
     }
 

@@ -68,6 +68,8 @@ pub(crate) struct Task {
     pub(crate) key_cache: bool,
     /// So much longer every request is made to take, in percent: for tests of `compare`.
     pub(crate) slower_percent: u32,
+    /// Copies of each shard beside the one that serves.
+    pub(crate) replicas: u32,
 }
 
 /// The cost of requests on both sides.

@@ -60,7 +60,8 @@ impl Measure {
         };
         let mut subject =
             Requests::new(&mut node.worker, &mut self.tables, node.config.eager_bytes)
-                .key_cache(task.key_cache);
+                .key_cache(task.key_cache)
+                .replicas(task.replicas);
         let percent = task.slower_percent;
         let mut slower = Slower { subject: &mut subject, percent };
         let subject: &mut dyn Subject = if percent == 0 { slower.subject } else { &mut slower };
@@ -157,7 +158,15 @@ mod tests {
             let effort = Effort { batches: 3, batch: 1_000_000_000 };
             let quarter = Duration::from_millis(250);
             let lasts = Some(quarter);
-            let task = Task { bench, shape, effort, lasts, key_cache: true, slower_percent: 0 };
+            let task = Task {
+                bench,
+                shape,
+                effort,
+                lasts,
+                key_cache: true,
+                slower_percent: 0,
+                replicas: 0,
+            };
             let [mut floor, mut subject] = [(); 2].map(|()| Slow(Mock::default()));
             let effort = effort_for(quarter, &task, &mut floor, &mut subject).unwrap();
             assert!((1..=156).contains(&effort.batch) && effort.batches == 3, "{effort:?}");
@@ -170,8 +179,15 @@ mod tests {
         for bench in [Bench::Latency, Bench::Bandwidth, Bench::Rate] {
             let shape = Shape { op: Op::Pull, keys: 1, bytes: 8, window: 2 };
             let effort = Effort { batches: 2, batch: 20 };
-            let task =
-                Task { bench, shape, effort, lasts: None, key_cache: true, slower_percent: 0 };
+            let task = Task {
+                bench,
+                shape,
+                effort,
+                lasts: None,
+                key_cache: true,
+                slower_percent: 0,
+                replicas: 0,
+            };
             let text = serde_json::to_string(&task).unwrap();
             let task: Task = serde_json::from_str(&text).unwrap();
             let made = measure("mock", &task, &mut Mock::default(), &mut Mock::default()).unwrap();

@@ -344,6 +344,16 @@ pub const VARS: &[Var] = &[
         show: |c| c.node.losses_max.to_string(),
     },
     Var {
+        name: "CARAVAN_SERVER_LOSSES_MAX",
+        default: "0",
+        help: "servers that may be lost while the others go on with tables that have replicas, 0 to 10000; the loss of one more ends the job",
+        set: |c, v| {
+            let losses = v.parse().ok().filter(|n| *n <= ClusterConfig::NODES_MAX);
+            losses.map(|n| c.node.server_losses_max = n)
+        },
+        show: |c| c.node.server_losses_max.to_string(),
+    },
+    Var {
         name: "CARAVAN_HISTORY",
         default: "",
         help: "folder in which servers record who read and wrote which version of tables with a consistency model, for `caravan check-history`",

@@ -36,9 +36,12 @@ impl std::fmt::Display for Role {
 /// Credits of lanes to the scheduler; a node makes few requests at a time.
 pub(crate) const CREDITS: u16 = 64;
 
-/// Most tasks that a worker may have at a time. The credits of its lane carry them, letters, the
-/// news of a loss, and the end.
-pub(super) const TASKS_MAX: usize = CREDITS as usize - 3;
+/// Credits of a worker's lane beside those for tasks: they carry letters, the news of lost servers
+/// and of a loss that ends the cluster, and the end.
+pub(super) const SPARE: usize = 4;
+
+/// Most tasks that a worker may have at a time.
+pub(super) const TASKS_MAX: usize = CREDITS as usize - SPARE;
 
 /// Role numbers of processes, as their lanes prove them ([`Identity::role`]).
 pub(crate) const SCHEDULER: u8 = 1;
@@ -227,6 +230,8 @@ pub(crate) enum Order {
     Letters(Vec<Letter>),
     /// Another node was lost, so that nothing that needs it can succeed. Not answered.
     Lost(Loss),
+    /// These server threads are lost so far, and the others go on without them. Answered at once.
+    LostServers(Vec<usize>),
     /// The job is over.
     End,
 }
@@ -268,13 +273,23 @@ pub(crate) enum Command {
     First { tasks: Vec<u64> },
     /// What concerns other nodes. Only the driver that started the cluster may ask.
     Post(Post),
-    /// Answered with a [`Loss`] when a node was lost.
-    Watch,
+    /// Answered with [`Losses`] when a loss has ended the cluster, or more server threads are lost
+    /// than these.
+    Watch { known: usize },
     /// Answered at once with the [`Loss`] of a node, if any was lost.
     Check,
     /// Ends the cluster for this reason. Only the driver that started it may. Answered when all
     /// nodes have left, or soon in any case.
     End { reason: String },
+}
+
+/// What a driver that watches hears of losses.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub(crate) struct Losses {
+    /// The one that has ended the cluster.
+    pub(crate) fatal: Option<Loss>,
+    /// Server threads that are lost so far.
+    pub(crate) servers: Vec<usize>,
 }
 
 /// Whether all nodes have joined.
@@ -352,6 +367,8 @@ pub struct Roster {
     pub van: Van,
     /// All server threads, in order of key ranges.
     pub servers: Vec<ServerAddress>,
+    /// Threads of each server, which are side by side among them; 1 if servers differ.
+    pub threads: usize,
     /// Index of this server's first thread among them; 0 for workers.
     pub first_thread: usize,
     /// Number of workers.

@@ -56,6 +56,7 @@ pub struct Member {
     ended: bool,
     /// Another node that was lost.
     lost: Option<Loss>,
+    lost_servers: Vec<usize>,
 }
 
 impl Member {
@@ -71,6 +72,7 @@ impl Member {
             rank: 0,
             van: config.van,
             servers: Vec::new(),
+            threads: 1,
             first_thread: 0,
             workers: 0,
         };
@@ -84,6 +86,7 @@ impl Member {
             answer: None,
             ended: false,
             lost: None,
+            lost_servers: Vec::new(),
         };
         let join = Ask::Join(join);
         let roster = member.ask(&join, config.join_timeout, "joining the cluster: other nodes")?;
@@ -156,6 +159,15 @@ impl Member {
         self.lost.clone().map_or(Ok(()), |loss| Err(loss.into()))
     }
 
+    /// As [`Member::check`]; returns the server threads that are lost so far.
+    ///
+    /// # Errors
+    /// As [`Member::check`].
+    pub(crate) fn lost_servers(&mut self) -> Result<Vec<usize>> {
+        self.check()?;
+        Ok(self.lost_servers.clone())
+    }
+
     /// Sends a request to the scheduler and waits for the answer.
     fn ask(&mut self, what: &Ask, timeout: Duration, missing: &str) -> Result<Vec<u8>> {
         self.asked = Some(self.lane.ask(what)?);
@@ -220,6 +232,10 @@ impl Member {
             Heard::Order { number, order: Order::Letters(letters) } => {
                 self.lane.answer(number, &())?;
                 self.desk.deliver(letters);
+            }
+            Heard::Order { number, order: Order::LostServers(lost) } => {
+                self.lane.answer(number, &())?;
+                self.lost_servers = lost;
             }
             Heard::Order { order: Order::Lost(loss), .. } => self.lost = Some(loss),
             Heard::Order { order: Order::End, .. } => self.ended = true,

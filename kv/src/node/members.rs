@@ -112,6 +112,8 @@ pub(crate) struct Members {
     sizes: [(Role, usize); 2],
     /// Workers that may be lost while the others go on.
     losses_max: usize,
+    /// Servers that may.
+    server_losses_max: usize,
     heartbeat: Duration,
     seats: BTreeMap<Seat, Member>,
     lanes: HashMap<PeerId, Lane>,
@@ -130,6 +132,7 @@ impl Members {
         Members {
             sizes: [(Role::Server, config.servers), (Role::Worker, config.workers)],
             losses_max: config.node.losses_max,
+            server_losses_max: config.node.server_losses_max,
             heartbeat: config.node.heartbeat,
             seats: BTreeMap::new(),
             lanes: HashMap::new(),
@@ -376,16 +379,37 @@ impl Members {
         silent_ones
     }
 
-    /// The first loss that ends the cluster: of a server, or of more workers than may be lost.
+    /// The first loss that ends the cluster: of more servers or workers than may be lost.
     pub(crate) fn fatal_loss(&self) -> Option<Loss> {
-        let workers = self.size(Role::Worker) - self.live(Role::Worker);
-        let spares_workers = workers <= self.losses_max;
+        let is_spared = |role| {
+            let losses_max = match role {
+                Role::Server => self.server_losses_max,
+                Role::Worker => self.losses_max,
+            };
+            self.size(role) - self.live(role) <= losses_max
+        };
+        let spared = [Role::Server, Role::Worker].map(|role| (role, is_spared(role)));
         let lost = |(seat, member): (&Seat, &Member)| {
             let reason = member.lost.clone()?;
-            let is_spared = seat.role == Role::Worker && spares_workers;
-            (!is_spared).then(|| Loss { node: describe(*seat, member), reason })
+            let ends = !spared.contains(&(seat.role, true));
+            ends.then(|| Loss { node: describe(*seat, member), reason })
         };
         self.seats.iter().find_map(lost)
+    }
+
+    /// Threads of each server; 1 if servers differ.
+    pub(crate) fn threads_of_each(&self) -> usize {
+        let servers = self.iter().filter(|(seat, _)| seat.role == Role::Server);
+        let mut counts: Vec<_> = servers.map(|(_, member)| member.threads().len()).collect();
+        counts.dedup();
+        if let [count] = counts[..] { count } else { 1 }
+    }
+
+    /// The threads of lost servers, by their place among all server threads.
+    pub(crate) fn lost_threads(&self) -> Vec<usize> {
+        let servers = self.iter().filter(|(seat, _)| seat.role == Role::Server);
+        let threads = servers.flat_map(|(_, it)| it.threads().iter().map(|_| it.lost.is_some()));
+        threads.enumerate().filter_map(|(at, is_lost)| is_lost.then_some(at)).collect()
     }
 
     fn patience(&self) -> Duration {

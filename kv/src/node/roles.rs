@@ -226,8 +226,8 @@ pub fn run_worker(
     }
     let member = Rc::new(RefCell::new(member));
     let watched = member.clone();
-    let watch: Watch = Box::new(move || watched.borrow_mut().check().map(|()| Vec::new()));
-    let worker = watched_client(&config, roster.node, &roster.servers, Some(watch))?;
+    let watch: Watch = Box::new(move || watched.borrow_mut().lost_servers());
+    let worker = watched_client(&config, &roster, Some(watch))?;
     let Roster { rank, workers, .. } = roster;
     let job = String::new();
     let mut node = WorkerNode { worker, config, rank, workers, job, task: 0, member };
@@ -295,14 +295,22 @@ pub(super) fn without_threads(config: &NodeConfig) -> Result<Vec<Candidate>> {
 /// # Errors
 /// As [`Worker::connect`].
 pub fn client(config: &NodeConfig, node: u32, servers: &[ServerAddress]) -> Result<Worker> {
-    watched_client(config, node, servers, None)
+    client_of(config, node, (servers, 1), None)
 }
 
-/// As [`client`], with a watch for lost nodes during its waits.
+/// As [`client`], of the cluster of a roster, with a watch for lost nodes during its waits.
 pub(crate) fn watched_client(
     config: &NodeConfig,
+    roster: &Roster,
+    watch: Option<Watch>,
+) -> Result<Worker> {
+    client_of(config, roster.node, (&roster.servers, roster.threads), watch)
+}
+
+fn client_of(
+    config: &NodeConfig,
     node: u32,
-    servers: &[ServerAddress],
+    (servers, threads): (&[ServerAddress], usize),
     watch: Option<Watch>,
 ) -> Result<Worker> {
     // Its timestamps begin anew: servers must not take them for another client's of this process.
@@ -313,7 +321,7 @@ pub(crate) fn watched_client(
     if let Some(watch) = watch {
         waits = waits.watching(watch, config.heartbeat);
     }
-    Worker::connect_watched(endpoint, servers, config.join_timeout, waits)
+    Worker::connect_watched(endpoint, (servers, threads), config.join_timeout, waits)
 }
 
 /// Joins as a server with `threads` threads and serves until the job is over.

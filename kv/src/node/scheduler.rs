@@ -20,7 +20,7 @@ use serde::de::DeserializeOwned;
 use self::service::Service;
 use super::choice::Candidate;
 use super::control::{
-    self, Command, Gathered, Loss, Order, Program, Roster, Submitted, Target, Waited,
+    self, Command, Gathered, Loss, Losses, Order, Program, Roster, Submitted, Target, Waited,
 };
 use super::desk::{AtDesk, Desk};
 use super::lane::{self, Heard, SchedulerLane};
@@ -59,9 +59,9 @@ pub struct Scheduler {
     desk: Desk,
     /// The cluster, once it is complete.
     roster: Option<Roster>,
-    /// The request for the first loss, and the loss.
+    /// The request to hear of losses, and what was heard.
     watch: u64,
-    lost: Option<Loss>,
+    losses: Losses,
     /// An unanswered [`Command::Gather`].
     gathering: Option<u64>,
     gathered: Option<Gathered>,
@@ -181,7 +181,7 @@ impl Scheduler {
             desk: Desk::default(),
             roster: None,
             watch: 0,
-            lost: None,
+            losses: Losses::default(),
             gathering: None,
             gathered: None,
             asked: 0,
@@ -191,7 +191,7 @@ impl Scheduler {
 
     /// Asks to be told of losses.
     fn watching(mut self) -> Result<Scheduler> {
-        self.watch = self.lane.ask(&Command::Watch)?;
+        self.watch = self.lane.ask(&Command::Watch { known: 0 })?;
         Ok(self)
     }
 
@@ -201,9 +201,13 @@ impl Scheduler {
         &self.config
     }
 
-    /// This driver's id as a client of the servers.
-    pub(crate) fn node(&self) -> u32 {
-        self.roster.as_ref().map_or(0, |roster| roster.node)
+    /// The cluster, as this driver sees it.
+    ///
+    /// # Errors
+    /// [`Error::Config`] before [`Scheduler::gather`] has returned.
+    pub(crate) fn roster(&self) -> Result<Roster> {
+        let why = "gather the cluster before you make clients of it";
+        self.roster.clone().ok_or_else(|| Error::Config(why.to_owned()))
     }
 
     /// The address where nodes join.
@@ -372,7 +376,11 @@ impl Scheduler {
     fn enter(&mut self, heard: Heard) -> Result<()> {
         match heard {
             Heard::Answer { to, body } if to == self.watch => {
-                self.lost = Some(serde_json::from_slice(&body)?);
+                self.losses = serde_json::from_slice(&body)?;
+                if self.losses.fatal.is_none() {
+                    let known = self.losses.servers.len();
+                    self.watch = self.lane.ask(&Command::Watch { known })?;
+                }
             }
             Heard::Answer { to, body } if Some(to) == self.gathering => {
                 self.gathering = None;
@@ -398,7 +406,16 @@ impl Scheduler {
     /// As [`Scheduler::check_members`].
     pub(crate) fn glance(&mut self) -> Result<()> {
         self.poll()?;
-        self.lost.clone().map_or(Ok(()), |loss| Err(loss.into()))
+        self.losses.fatal.clone().map_or(Ok(()), |loss| Err(loss.into()))
+    }
+
+    /// As [`Scheduler::glance`]; returns the server threads that are lost so far.
+    ///
+    /// # Errors
+    /// As [`Scheduler::check_members`].
+    pub(crate) fn lost_servers(&mut self) -> Result<Vec<usize>> {
+        self.glance()?;
+        Ok(self.losses.servers.clone())
     }
 
     /// Checks that all members are alive.

@@ -18,6 +18,7 @@ use caravan_van::{Draft, KeyRange, Lanes, Message, PeerId, Pool, Values};
 use serde::Serialize;
 
 pub use self::chain::ChainCounters;
+pub(super) use self::chain::RETRY;
 use self::chain::{Chain, Chains};
 pub(super) use self::entry::Entry;
 use self::entry::Known;

@@ -15,7 +15,7 @@ use caravan_van::{Arrival, Counters, Draft, Endpoint, Message, PeerId};
 use super::answer::{ReplyTo, answer, post, refuse, refuse_dropped};
 use super::handle::Handles;
 use super::tables::{
-    Admitted, ChainCounters, Client, Held, MoveCounters, Step, Tables, Trouble, Waiting,
+    Admitted, ChainCounters, Client, Held, MoveCounters, RETRY, Step, Tables, Trouble, Waiting,
 };
 use crate::error::Result;
 use crate::filter::{List, REMEMBERED_BYTES_MAX, Remembered, Traffic};
@@ -130,7 +130,7 @@ impl ServerThread {
     pub fn run(&mut self, stop: &AtomicBool) -> Result<()> {
         while !stop.load(Ordering::Relaxed) {
             if !self.step()? {
-                self.endpoint.wait(NAP)?;
+                self.endpoint.wait(if self.tables.is_moving() { RETRY } else { NAP })?;
             }
         }
         Ok(())

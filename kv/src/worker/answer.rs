@@ -222,7 +222,8 @@ impl Worker {
 
     /// Fails every request that `server` has not answered and that is not kept.
     pub(super) fn lose(&mut self, server: usize, error: &caravan_van::Error) {
-        self.servers[server].lost = Some(with_sources(error));
+        let alone = self.without_replicas(server).map(|alone| format!("; {alone}"));
+        self.servers[server].lost = Some(with_sources(error) + &alone.unwrap_or_default());
         self.servers[server].up = false;
         self.recovery.is_due |= self.recovery.is_on;
         // This also takes back all memory that was offered to it.

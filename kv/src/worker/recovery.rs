@@ -6,8 +6,8 @@
 //! ones behind them; the servers know repeats by their timestamps (`server/tables/chain.rs`).
 //! Before anything else a server hears which others are lost.
 //!
-//! Who is lost says [`Worker::watch_servers`], which the worker asks while it waits. The scheduler
-//! of a cluster does not say it yet.
+//! The scheduler of a cluster says who is lost, without one [`Worker::watch_servers`]. The worker
+//! asks while it waits.
 //!
 //! Path: **worker** > slicer > filter > message > codec > endpoint > transport.
 
@@ -20,6 +20,7 @@ use caravan_van::{Draft, KeyRange, Shared, Values};
 use super::waiting::Silence;
 use super::{Worker, waiting::Awaited};
 use crate::error::Result;
+use crate::map::Placed;
 use crate::op::Op;
 use crate::tracker::RequestKind;
 use crate::view::View;
@@ -130,8 +131,7 @@ impl Recovery {
 
 impl Worker {
     /// Asks `watch` about every `nap` while this worker waits; it says which server threads are
-    /// lost so far, and ends the wait by an error. For workers of a cluster it says none yet: there
-    /// the loss of a server ends the job.
+    /// lost so far, and ends the wait by an error. For workers of a cluster the scheduler says it.
     ///
     /// Whoever has the next copy serves the shards of a lost thread. All workers have to give up
     /// the same ones, and none ever comes back.
@@ -170,11 +170,19 @@ impl Worker {
         self.drop_lane(server);
     }
 
+    /// Why a server's keys are gone with it: the name of a table there without replicas.
+    pub(super) fn without_replicas(&self, server: usize) -> Option<String> {
+        let is_alone = |shards: &[Placed]| shards.iter().any(|shard| shard.server == server);
+        let mut tables = self.tables.iter().filter(|known| known.spec.replicas == 0);
+        let known = tables.find(|known| is_alone(known.map.shards()))?;
+        Some(format!("table {} has no replicas to go on with", known.spec.name))
+    }
+
     /// Closes the lane to a lost server, unless it has broken before.
     fn drop_lane(&mut self, server: usize) {
         let super::Server { peer, ref at, ref mut lost, .. } = self.servers[server];
-        let reason = "it counts as lost".to_owned();
         let address = at.address.clone();
+        let reason = "it counts as lost".to_owned();
         match lost {
             Some(before) => *before = format!("{before}; {reason}"),
             None => self.lose(server, &caravan_van::Error::PeerLost { peer, address, reason }),

@@ -36,6 +36,13 @@ impl Waits {
         Waits { watch: None, nap: NAP, is_failing: false, silence_max }
     }
 
+    /// Asks the watch which server threads are lost so far.
+    pub(super) fn look(&mut self) -> Result<Vec<usize>> {
+        let looked = self.watch.as_mut().map_or(Ok(Vec::new()), |watch| watch());
+        self.is_failing = looked.is_err();
+        looked
+    }
+
     /// Replaces the watch, which runs about every `nap`.
     pub(super) fn watch_by(&mut self, watch: Watch, nap: Duration) {
         self.watch = Some(watch);
@@ -110,9 +117,8 @@ impl Worker {
 
     /// Fails if a node that this process watches is lost, and the others cannot go on.
     pub(super) fn check_lost_nodes(&mut self) -> Result<()> {
-        let checked = self.waits.watch.as_mut().map_or(Ok(Vec::new()), |watch| watch());
-        self.waits.is_failing = checked.is_err();
-        checked?.into_iter().for_each(|server| self.lose_server(server));
+        let lost = self.waits.look()?;
+        lost.into_iter().for_each(|server| self.lose_server(server));
         Ok(())
     }
 

@@ -5,7 +5,7 @@
 //! messages. The one that started the cluster proves by its incarnation who it is; others have jobs
 //! of their own.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -18,8 +18,8 @@ use super::super::backend::{self, Van};
 use super::super::barriers::{NAME_BYTES_MAX, Waiting};
 use super::super::choice::{self, Candidate};
 use super::super::control::{
-    self, Ask, CREDITS, Command, Gathered, Join, Loss, Order, Post, Program, Pulse, Role, Roster,
-    Submitted, TASKS_MAX, Target, Waited,
+    self, Ask, CREDITS, Command, Gathered, Join, Loss, Losses, Order, Post, Program, Pulse, Role,
+    Roster, SPARE, Submitted, TASKS_MAX, Target, Waited,
 };
 use super::super::group::NodeName;
 use super::super::lane::control_config;
@@ -64,6 +64,8 @@ pub(super) struct Service {
     chosen: Option<Result<Van, String>>,
     /// The first node that was lost, which everybody was told.
     lost: Option<Loss>,
+    /// Workers that have not been told of the last lost server.
+    untold: BTreeSet<usize>,
     ended: Option<String>,
     stop: Arc<AtomicBool>,
 }
@@ -131,6 +133,7 @@ impl Service {
             tasks: Tasks::default(),
             chosen: None,
             lost: None,
+            untold: BTreeSet::new(),
             ended: None,
             stop,
         })
@@ -213,6 +216,7 @@ impl Service {
             }
             self.check_members();
         }
+        self.tell_untold();
         let mut late = Vec::new();
         for (peer, driver) in &mut self.drivers {
             let Some(gathers) = &mut driver.gathers else { continue };
@@ -265,14 +269,51 @@ impl Service {
     /// Has the others go on: nobody waits for this worker at barriers, in tasks and for answers.
     fn go_on_without(&mut self, seat: Seat, reason: &str) {
         tracing::warn!(node = %seat, "lost; the others go on");
-        self.tasks.lose(seat.rank);
-        self.send_ready();
+        match seat.role {
+            Role::Server => self.publish_lost_servers(),
+            Role::Worker => {
+                self.tasks.lose(seat.rank);
+                self.send_ready();
+            }
+        }
         let node = NodeName::of(seat.role, seat.rank);
         let replies = self.posts.lose(node, reason);
         self.reply(replies);
         self.waited();
         self.end_orphans();
         self.begin_jobs();
+    }
+
+    /// Tells all workers and drivers which server threads are lost.
+    fn publish_lost_servers(&mut self) {
+        self.untold = self.members.live_workers().into_iter().collect();
+        self.tell_untold();
+        let watches: Vec<_> =
+            self.drivers.iter_mut().map(|(at, it)| (*at, it.watches.take())).collect();
+        let losses = self.losses();
+        for (driver, timestamp) in watches {
+            timestamp.into_iter().for_each(|timestamp| self.tell(driver, timestamp, &losses));
+        }
+    }
+
+    /// Tells workers which server threads are lost, as soon as their lanes have room.
+    fn tell_untold(&mut self) {
+        if self.untold.is_empty() {
+            return;
+        }
+        let order = Order::LostServers(self.members.lost_threads());
+        let number = self.tasks.next_number();
+        let Service { untold, members, endpoint, .. } = self;
+        untold.retain(|&rank| {
+            // One that is lost itself hears nothing.
+            let Ok(lane) = members.worker(rank) else { return false };
+            endpoint.lanes.credits(lane) < SPARE - 1
+                || control::ask(endpoint, lane, number, &order).is_err()
+        });
+    }
+
+    fn losses(&self) -> Losses {
+        Losses { fatal: self.lost.clone(), servers: self.members.lost_threads() }
     }
 
     /// Looks for lost members. Tells everybody about the first whose loss ends the cluster; closes
@@ -295,8 +336,9 @@ impl Service {
         for (&peer, driver) in &mut self.drivers {
             waited.push((peer, driver.watches.take(), driver.waits.take()));
         }
+        let losses = self.losses();
         for (driver, watches, waits) in waited {
-            watches.into_iter().for_each(|timestamp| self.tell(driver, timestamp, &loss));
+            watches.into_iter().for_each(|timestamp| self.tell(driver, timestamp, &losses));
             if let Some((timestamp, _)) = waits {
                 self.tell(driver, timestamp, &Waited::Lost(loss.clone()));
             }
@@ -389,10 +431,14 @@ impl Service {
                 driver.first = Some((timestamp, tasks));
                 self.waited();
             }
-            Command::Watch => match &self.lost {
-                Some(loss) => self.tell(peer, timestamp, &loss.clone()),
-                None => driver.watches = Some(timestamp),
-            },
+            Command::Watch { known } => {
+                driver.watches = Some(timestamp);
+                let losses = self.losses();
+                if losses.fatal.is_some() || losses.servers.len() > known {
+                    self.drivers.entry(peer).or_default().watches = None;
+                    self.tell(peer, timestamp, &losses);
+                }
+            }
             Command::Check => {
                 self.check_members();
                 self.tell(peer, timestamp, &self.lost.clone());
@@ -667,8 +713,15 @@ impl Service {
 
     /// The roster of a driver, which has no rank.
     fn roster(&self, van: Van) -> Roster {
-        let servers = self.servers();
-        Roster { node: 0, rank: 0, van, servers, first_thread: 0, workers: self.config.workers }
+        Roster {
+            node: 0,
+            rank: 0,
+            van,
+            servers: self.servers(),
+            threads: self.members.threads_of_each(),
+            first_thread: 0,
+            workers: self.config.workers,
+        }
     }
 
     /// All server threads, in order of key ranges.
@@ -710,6 +763,9 @@ impl Service {
         if self.posts.taken(NodeName::of(seat.role, seat.rank), task) {
             self.hand_on();
             return Ok(());
+        }
+        if message.values() == b"null" {
+            return Ok(()); // no report: it has heard of lost servers
         }
         if seat.role != Role::Worker || !self.tasks.is_run_by(task, seat.rank) {
             tracing::warn!(node = %seat, "a report on a task that the node does not run");

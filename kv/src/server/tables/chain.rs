@@ -40,7 +40,7 @@ use crate::server::shard::{Extract, Request, Shard};
 use crate::view::View;
 
 /// Time between two attempts to reach a thread.
-const RETRY: Duration = Duration::from_millis(20);
+pub(in crate::server) const RETRY: Duration = Duration::from_millis(20);
 
 /// Memory of what was applied of a worker.
 const SENDER_BYTES: usize = 64;
