@@ -40,7 +40,7 @@ fn three_stages_on_images_equal_one_thread_to_the_bit() {
     let Some(folder) = support::data_folder() else { return };
     let files = vec![folder.join("mnist_t10k-images-idx3-ubyte.gz")];
     let stages = vec![batches(1, 100, 10), batches(2, 1000, 5), batches(4, 10_000, 2)];
-    let problem = Problem { files, clusters: 10, seed: 1, stages };
+    let problem = Problem::new(files, 10, stages);
     let mut cluster = on_threads(4);
     let (trained, rows) = train(&mut cluster, &problem);
     assert!(rows.windows(2).all(|pair| pair[1].objective < pair[0].objective), "{rows:?}");
@@ -54,20 +54,15 @@ fn three_stages_on_images_equal_one_thread_to_the_bit() {
 #[test]
 fn what_fails_is_named_and_the_cluster_goes_on() {
     let file = heaps(200);
-    let good = Problem {
-        files: vec![file.clone()],
-        clusters: 4,
-        seed: 1,
-        stages: vec![batches(2, 50, 4), batches(1, 200, 2)],
-    };
+    let good = Problem::new(vec![file.clone()], 4, vec![batches(2, 50, 4), batches(1, 200, 2)]);
     let mut cluster = on_threads(2);
     let missing = Problem { files: vec!["/nowhere/images".into()], ..good.clone() };
-    let crowded = Problem { stages: vec![batches(3, 50, 4)], ..good.clone() };
+    let crowded = Problem { stages: vec![batches(1, 50, 4), batches(3, 50, 4)], ..good.clone() };
     let many = Problem { clusters: 201, ..good.clone() };
     let none = Problem { stages: Vec::new(), ..good.clone() };
     for (problem, why) in [
         (missing, "/nowhere/images"),
-        (crowded, "wants 3 workers, and there are 2"),
+        (crowded, "stage 1 wants 3 workers, and there are 2"),
         (many, "200 points are too few for 201"),
         (none, "at least 1 stage"),
     ] {
@@ -117,7 +112,7 @@ fn worker_seconds(problem: Problem) -> f64 {
 
 /// The objective in one thread.
 fn objective(file: &Path, points: &Points, stages: Vec<Batches>) -> (f64, Problem) {
-    let problem = Problem { files: vec![file.to_owned()], clusters: 20, seed: 1, stages };
+    let problem = Problem::new(vec![file.to_owned()], 20, stages);
     (kmeans::serial(&problem, points).unwrap().1, problem)
 }
 

@@ -3,6 +3,11 @@
 use serde::{Deserialize, Serialize};
 
 use super::points::Points;
+use crate::model::RowModel;
+use crate::trainer::Rows;
+
+/// What models of k-means are called.
+const ALGORITHM: &str = "kmeans";
 
 /// A value of each coordinate for each cluster.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -20,6 +25,25 @@ impl Centres {
         let centres = values.chunks_exact(dimensions.max(1));
         let squares = centres.map(|centre| centre.iter().map(|value| value * value).sum());
         Centres { dimensions, squares: squares.collect(), values }
+    }
+
+    /// The rows of a model, one a cluster.
+    ///
+    /// # Errors
+    /// If it has no cluster, or is of another algorithm.
+    pub fn of_model(model: &RowModel) -> Result<Self, String> {
+        match model.algorithm.as_str() {
+            ALGORITHM if model.rows.keys.is_empty() => Err("it has no clusters".to_owned()),
+            ALGORITHM => Ok(Centres::new(model.rows.width, model.rows.values.clone())),
+            other => Err(format!("it is a model of {other}")),
+        }
+    }
+
+    /// The model with a row for each cluster.
+    pub fn to_model(&self) -> RowModel {
+        let keys = (0..self.clusters() as u64).collect();
+        let rows = Rows { keys, values: self.values.clone(), width: self.dimensions };
+        RowModel { algorithm: ALGORITHM.to_owned(), settings: serde_json::Value::Null, rows }
     }
 
     /// Those of some points.
@@ -58,9 +82,11 @@ impl Centres {
     }
 
     /// The nearest cluster of a point, the first if there are several, and the squared distance.
+    /// Coordinates that the centres do not have are 0 in them.
     pub fn nearest(&self, points: &Points, point: usize) -> (usize, f64) {
         let (at, numbers) = points.point(point);
         let own: f64 = numbers.iter().map(|number| number * number).sum();
+        let at = &at[..at.partition_point(|at| (*at as usize) < self.dimensions)];
         let centres = self.values.chunks_exact(self.dimensions.max(1)).zip(&self.squares);
         let distances = centres.map(|(centre, square)| {
             let both = at.iter().zip(numbers);

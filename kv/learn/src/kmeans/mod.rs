@@ -15,6 +15,8 @@ mod train;
 mod worker;
 
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use serde::{Deserialize, Serialize};
 
@@ -24,7 +26,7 @@ pub use self::train::{Progress, Trained, train};
 pub use self::worker::apps;
 
 /// The problem, and the stages in which it is solved.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 pub struct Problem {
     /// Images (IDX) or LIBSVM text, plain or compressed.
     pub files: Vec<PathBuf>,
@@ -34,6 +36,8 @@ pub struct Problem {
     pub seed: u64,
     /// One after another.
     pub stages: Vec<Batches>,
+    /// Set from any thread to end the run after the current stage.
+    pub stop: Arc<AtomicBool>,
 }
 
 /// One stage.
@@ -47,7 +51,15 @@ pub struct Batches {
     pub iterations: u64,
 }
 
+/// Most values of all centres together: 1 GiB.
+const VALUES_MAX: usize = 1 << 27;
+
 impl Problem {
+    /// A problem with a seed of 1.
+    pub fn new(files: Vec<PathBuf>, clusters: usize, stages: Vec<Batches>) -> Self {
+        Problem { files, clusters, seed: 1, stages, stop: Arc::default() }
+    }
+
     /// Refuses invalid settings, with the reason.
     ///
     /// # Errors
@@ -95,6 +107,12 @@ fn share(
 
 /// Refuses points that are too few or too many.
 fn check_points(points: &Points, clusters: usize) -> Result<(), String> {
+    let dimensions = points.dimensions();
+    if clusters.saturating_mul(dimensions + 1) > VALUES_MAX {
+        return Err(format!(
+            "{clusters} clusters of {dimensions} coordinates are more than 2^27 values: take fewer"
+        ));
+    }
     match points.len() {
         few if few < clusters => Err(format!("{few} points are too few for {clusters} clusters")),
         many if u32::try_from(many).is_err() => Err(format!("{many} points are 2^32 or more")),
@@ -153,7 +171,7 @@ mod tests {
         let stage = |iterations| Batches { workers: 1, batch: 6, iterations };
         let stages = vec![stage(3), stage(2)];
         for seed in 0..20 {
-            let problem = Problem { files: Vec::new(), clusters: 2, seed, stages: stages.clone() };
+            let problem = Problem { seed, ..Problem::new(Vec::new(), 2, stages.clone()) };
             let (centres, objective) = serial(&problem, &points).unwrap();
             let mut values = [&centres.values()[..2], &centres.values()[2..]];
             values.sort_by(|a, b| a[0].total_cmp(&b[0]));
@@ -165,23 +183,21 @@ mod tests {
 
     #[test]
     fn wrong_settings_are_refused() {
-        let good = Problem {
-            files: Vec::new(),
-            clusters: 1,
-            seed: 0,
-            stages: vec![Batches { workers: 1, batch: 1, iterations: 0 }],
-        };
+        let stages = vec![Batches { workers: 1, batch: 1, iterations: 0 }];
+        let good = Problem::new(Vec::new(), 1, stages);
         let points = Points::of(&data::parse("t".as_ref(), b"+1 0:1\n").unwrap()).unwrap();
         assert!(serial(&good, &points).is_ok());
         let mut idle = good.clone();
         idle.stages[0].workers = 0;
         let many = Problem { clusters: 2, ..good.clone() };
         let none = Problem { clusters: 0, ..good.clone() };
+        let huge = Problem { clusters: 1 << 27, ..good.clone() };
         let empty = Problem { stages: Vec::new(), ..good };
         for (problem, why) in [
             (idle, "at least 1 worker"),
             (many, "1 points are too few for 2"),
             (none, "not 0"),
+            (huge, "more than 2^27 values"),
             (empty, "1 stage"),
         ] {
             let refused = serial(&problem, &points).unwrap_err();

@@ -1,5 +1,6 @@
 //! The driver's side: a task of stages.
 
+use std::sync::atomic::Ordering;
 use caravan_kv::Cluster;
 use caravan_kv::error::with_sources;
 use serde::Serialize;
@@ -27,9 +28,9 @@ pub struct Progress {
     pub iterations: u64,
     /// The sum of squared distances of all points to their nearest centres.
     pub objective: f64,
-    /// Time of the stage.
+    /// Time of this stage and those before.
     pub seconds: f64,
-    /// This time for each of its workers, and those of the stages before.
+    /// The same for each of a stage's workers.
     pub worker_seconds: f64,
 }
 
@@ -40,8 +41,14 @@ pub struct Trained {
     pub centres: Centres,
     /// The objective of all points.
     pub objective: f64,
+    /// Stages that have ended.
+    pub stages: usize,
+    /// Time of all stages.
+    pub seconds: f64,
     /// Time of all workers in all stages.
     pub worker_seconds: f64,
+    /// Whether [`Problem::stop`] ended the run.
+    pub stopped: bool,
 }
 
 /// Trains on a cluster whose workers have [`super::apps`]. Calls `progress` after each stage.
@@ -53,23 +60,43 @@ pub fn train(
     problem: &Problem,
     progress: impl FnMut(&Progress),
 ) -> Result<Trained> {
-    problem.check().map_err(|reason| Error::Train { reason })?;
+    let checked = problem.check().and_then(|()| fits(problem, cluster.config().workers));
+    checked.map_err(|reason| Error::Train { reason })?;
     cluster.begin(PART).map_err(failed)?;
     let mut last = None;
-    let task =
-        Stages { problem, begun: 0, first: 0, worker_seconds: 0.0, progress, last: &mut last };
+    let task = Stages {
+        problem,
+        begun: 0,
+        first: 0,
+        seconds: 0.0,
+        worker_seconds: 0.0,
+        progress,
+        last: &mut last,
+    };
     let mut engine = Engine::new(cluster, Greedy, Trigger::AT_ONCE);
     engine.submit(task);
     let outcome = engine.run()?.pop();
     if let Some(Err(reason)) = outcome {
         return Err(Error::Train { reason });
     }
-    let Some((Progress { objective, worker_seconds, .. }, dimensions)) = last else {
+    let Some((last, dimensions)) = last else {
         return Err(Error::Train { reason: "no stage has ended".to_owned() });
     };
     let centres = centres(cluster, problem.clusters, dimensions).map_err(failed)?;
     cluster.end().map_err(failed)?;
-    Ok(Trained { centres, objective, worker_seconds })
+    let Progress { stage, objective, seconds, worker_seconds, .. } = last;
+    let stages = stage + 1;
+    let stopped = stages < problem.stages.len();
+    Ok(Trained { centres, objective, stages, seconds, worker_seconds, stopped })
+}
+
+/// Refuses stages that a cluster has too few workers for, before the first of them has run.
+fn fits(problem: &Problem, there: usize) -> std::result::Result<(), String> {
+    let mut stages = problem.stages.iter().enumerate();
+    let crowded = stages.find(|(_, stage)| stage.workers > there);
+    crowded.map_or(Ok(()), |(number, Batches { workers, .. })| {
+        Err(format!("stage {number} wants {workers} workers, and there are {there}"))
+    })
 }
 
 fn failed(error: caravan_kv::Error) -> Error {
@@ -90,6 +117,7 @@ struct Stages<'a, P> {
     problem: &'a Problem,
     begun: usize,
     first: u64,
+    seconds: f64,
     worker_seconds: f64,
     progress: P,
     /// The last progress, and the coordinates of a point.
@@ -107,9 +135,10 @@ impl<P: FnMut(&Progress)> Stages<'_, P> {
             .map(serde_json::from_value)
             .collect::<Result<_, _>>()
             .ok()?;
-        let seconds = last.took.as_secs_f64();
-        self.worker_seconds += seconds * workers as f64;
-        let worker_seconds = self.worker_seconds;
+        let took = last.took.as_secs_f64();
+        self.seconds += took;
+        self.worker_seconds += took * workers as f64;
+        let Stages { seconds, worker_seconds, .. } = *self;
         let objective = reports.iter().map(|report| report.objective).sum();
         let progress =
             Progress { stage, workers, batch, iterations, objective, seconds, worker_seconds };
@@ -122,7 +151,10 @@ impl<P: FnMut(&Progress)> Stages<'_, P> {
 impl<P: FnMut(&Progress)> Task for Stages<'_, P> {
     fn next(&mut self, last: Option<&Ended>) -> Option<Stage> {
         last.map_or(Some(()), |last| self.ended(last))?;
-        let Problem { files, clusters, seed, stages } = self.problem;
+        let Problem { files, clusters, seed, stages, stop } = self.problem;
+        if last.is_some() && stop.load(Ordering::Relaxed) {
+            return None;
+        }
         let batches = *stages.get(self.begun)?;
         let (clusters, seed, first) = (*clusters, *seed, self.first);
         let order = Order { files: files.clone(), clusters, seed, batches, first };
