@@ -71,9 +71,9 @@ fn the_names_of_fields_are_read_in_order() {
 fn the_page_has_every_kind_of_row_once() {
     let page = include_str!("../docs/rows.md");
     let rows = page.lines().filter(|line| line.starts_with('{')).count();
-    let kinds = "bandwidth calibration comparison consistency fabric file history latency layout link load \
+    let kinds = "bandwidth calibration clustered comparison consistency distances fabric file history latency layout link load \
                  machine model move pass perplexity placement predict progress rate rdma-device result \
-                 rmse scale traffic trained van verbs-bandwidth verbs-latency verdict wait";
+                 rmse scale stage traffic trained van verbs-bandwidth verbs-latency verdict wait";
     assert_eq!(documented().into_keys().collect::<BTreeSet<_>>(), set(kinds));
     assert_eq!(rows, documented().len());
 }
@@ -191,6 +191,41 @@ fn ratings_and_chunks_print_the_rows_of_the_page() {
     let linreg = format!("train linreg --data {examples} --model {model} {flags}");
     assert_eq!(held(&linreg), set("pass trained"));
     assert_eq!(held(&format!("predict --model {model} --data {examples} --json")), set("predict"));
+}
+
+#[test]
+fn points_print_the_rows_of_the_page() {
+    let folder = support::folder("rows-of-points");
+    let path = |name: &str| folder.join(name).display().to_string();
+    let [points, wider, model, out] = ["points", "wider", "model", "out"].map(path);
+    std::fs::write(&points, "1 0:1\n1 0:2\n1 0:3\n1 1:11\n1 1:12\n1 1:13\n").unwrap();
+    let stages = "--clusters 2 --workers 2 --stages 1:6:4,2:6:2";
+    let train = format!("train kmeans --data {points} {stages} --model {model} --json");
+    assert_eq!(held(&train), set("stage clustered"));
+    let predict = |data: &str| format!("predict --model {model} --data {data} --out {out} --json");
+    assert_eq!(held(&predict(&points)), set("distances"));
+    let found = |at: usize| {
+        let lines = std::fs::read_to_string(&out).unwrap();
+        let line = lines.lines().nth(at).unwrap().split_once('\t').unwrap();
+        (line.0.to_owned(), line.1.parse::<f64>().unwrap())
+    };
+    let [first, last] = [0, 5].map(found);
+    assert!(first.0 != last.0 && first.1 == 1.0 && last.1 == 1.0, "{first:?} {last:?}");
+    // A coordinate that no centre has.
+    std::fs::write(&wider, "1 0:2 7:3\n").unwrap();
+    assert_eq!(held(&predict(&wider)), set("distances"));
+    assert_eq!(found(0), (first.0, 9.0));
+    for (stages, status, why) in [
+        ("2:6", 2, "is not like 4:1000:20"),
+        ("1:6:0", 2, "is not like 4:1000:20"),
+        ("1:6:1,3:6:1", 1, "stage 1 wants 3 workers, and there are 2"),
+    ] {
+        let line =
+            format!("train kmeans --data {points} --workers 2 --clusters 2 --stages {stages}");
+        let output = support::caravan(&line).output().unwrap();
+        let said = text(&output.stderr);
+        assert!(output.status.code() == Some(status) && said.contains(why), "{said}");
+    }
 }
 
 #[test]

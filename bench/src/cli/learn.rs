@@ -7,7 +7,7 @@ use caravan_learn::dbpg::{Filters, Straggle};
 use caravan_learn::model::Format;
 use clap::{Args, Subcommand, ValueEnum};
 
-use super::steps::{Factored, Lda, LinReg, Sgd};
+use super::steps::{Factored, Kmeans, Lda, LinReg, Sgd};
 use super::values::{
     Delay, count, count_to, delay, filters, key_range, large_count, non_negative, pauses, positive,
 };
@@ -26,6 +26,8 @@ pub(crate) enum TrainCommand {
     Fm(Factored),
     /// Least squares by gradient descent on all data, a chunk of the weights for each worker
     Linreg(LinReg),
+    /// Clusters of points by k-means, in stages with batches and workers of their own
+    Kmeans(Kmeans),
 }
 
 #[derive(Debug, Clone, Args)]
@@ -194,11 +196,11 @@ pub(crate) struct Predict {
     /// The model, as written by train
     #[arg(long, value_name = "FILE")]
     pub(crate) model: PathBuf,
-    /// Examples to score; documents for a model of lda
+    /// Examples to score; documents for a model of lda, ratings for one of mf, points for kmeans
     #[arg(long, value_name = "FILE", required = true, num_args = 1..)]
     pub(crate) data: Vec<PathBuf>,
     /// Where to write the predictions: for each row its label, the probability of +1, and the
-    /// margin, separated by tabs
+    /// margin, separated by tabs; of kmeans the cluster and the squared distance to its centre
     #[arg(long, value_name = "FILE")]
     pub(crate) out: Option<PathBuf>,
 }

@@ -1,14 +1,16 @@
-//! Flags of the algorithms that train in steps over one table, `caravan train sgd` and its like.
+//! Flags of the algorithms that train in steps over one table, `caravan train sgd` and its like, and
+//! of k-means, which trains in stages.
 
 use std::path::PathBuf;
 
 use caravan_kv::consistency::Model;
+use caravan_learn::kmeans::Batches;
 use caravan_learn::lda;
 use caravan_learn::sgd::Loss;
 use caravan_learn::trainer::{Descent, Factors};
 use clap::{Args, ValueEnum};
 
-use super::values::{count, count_to, large_count, non_negative, option, positive};
+use super::values::{batches, count, count_to, large_count, non_negative, option, positive};
 
 /// What all of them take.
 #[derive(Debug, Clone, Args)]
@@ -123,6 +125,28 @@ pub(crate) struct Lda {
     /// Determines all draws
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) seed: u64,
+}
+
+/// Clusters of points.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Training")]
+pub(crate) struct Kmeans {
+    /// Points: images (IDX) or LIBSVM text, plain or compressed
+    #[arg(long, value_name = "FILE", required = true, num_args = 1..)]
+    pub(crate) data: Vec<PathBuf>,
+    /// Number of clusters
+    #[arg(long, value_name = "K", default_value_t = 10, value_parser = count())]
+    pub(crate) clusters: u32,
+    /// Stages, one after another: how many workers share each batch, points of a batch, and number
+    /// of batches, as 1:100:50,4:1000:20 [default: 100 batches of 1000 points by all workers]
+    #[arg(long, value_name = "W:P:B,…", value_delimiter = ',', value_parser = batches)]
+    pub(crate) stages: Vec<Batches>,
+    /// Draws the first centres, and the order of points
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// Where to write the model
+    #[arg(long, value_name = "OUT")]
+    pub(crate) model: Option<PathBuf>,
 }
 
 /// How servers apply gradients.

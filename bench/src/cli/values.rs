@@ -6,6 +6,7 @@ use std::time::Duration;
 use caravan_kv::config::is_address;
 use caravan_kv::node::Numa;
 use caravan_learn::dbpg::{Filters, Straggle};
+use caravan_learn::kmeans::Batches;
 use caravan_van::Wait;
 use clap::ValueEnum;
 use clap::builder::{RangedI64ValueParser, RangedU64ValueParser};
@@ -99,6 +100,20 @@ pub(super) fn option(text: &str) -> Result<(String, f64), String> {
     let read = read.filter(|(name, number): &(&str, f64)| !name.is_empty() && number.is_finite());
     let (name, number) = read.ok_or_else(|| format!("{text:?} is not like rate=0.1"))?;
     Ok((name.to_owned(), number))
+}
+
+/// Reads a stage of k-means, `4:1000:20`: workers, points of a batch, batches.
+pub(super) fn batches(text: &str) -> Result<Batches, String> {
+    let positive = |number: &str| number.parse().ok().filter(|number: &u32| *number > 0);
+    let numbers: Option<Vec<u32>> = text.split(':').map(positive).collect();
+    match numbers.as_deref() {
+        Some(&[workers, batch, iterations]) => Ok(Batches {
+            workers: workers as usize,
+            batch: batch as usize,
+            iterations: iterations.into(),
+        }),
+        _ => Err(format!("{text:?} is not like 4:1000:20, workers:points:batches, from 1")),
+    }
 }
 
 /// A time of a run, in seconds.

@@ -2,6 +2,7 @@
 //! and writes models. `steps` does so for the algorithms that train in steps.
 
 pub(crate) mod generate;
+mod kmeans;
 mod plot;
 pub(crate) mod predict;
 mod rows;
@@ -46,7 +47,9 @@ fn dbpg(common: &Common, args: &Dbpg) -> Result<()> {
     }
     let test = if args.test.is_empty() { None } else { Some(read(&args.test)?) };
     let mut cluster = cluster::launch(&config, common)?;
-    let mut rows = Rows::new(common, &job, saves || args.outcome.plot.is_some());
+    let has_outputs = saves || args.outcome.plot.is_some();
+    let stop = (!has_outputs).then(|| job.stop.clone());
+    let mut rows = Rows::new(common, job.passes_max as usize, stop);
     rows.report.doing("loading".to_owned());
     let mut driver = Driver::load(&mut cluster, &job)?;
     let lambdas = match args.objective.lambda_path {
@@ -93,7 +96,7 @@ fn dbpg(common: &Common, args: &Dbpg) -> Result<()> {
     let ended = cluster.shutdown();
     let outcome = rows.outcome.and(plotted.map_err(Into::into)).and(ended.map_err(Into::into));
     let outcome = outcome.and(missed.map_or(Ok(()), |missed| bail!(missed)));
-    finish(outcome, saved, stopped, &interrupt)
+    finish(outcome, saved, stopped, &interrupt, |file| format!("; --resume {file} goes on"))
 }
 
 /// Tells where the model is, whatever else failed.
@@ -102,6 +105,7 @@ fn finish(
     saved: Option<PathBuf>,
     stopped: bool,
     interrupt: &Interrupt,
+    remedy: impl FnOnce(&std::path::Display<'_>) -> String,
 ) -> Result<()> {
     let Some(file) = saved.as_ref().map(|file| file.display()) else { return outcome };
     if let Err(error) = outcome {
@@ -109,7 +113,7 @@ fn finish(
         return Err(error);
     }
     if stopped {
-        let saved = format!("the model so far is in {file}; --resume {file} goes on");
+        let saved = format!("the model so far is in {file}{}", remedy(&file));
         return Err(Interrupted { status: interrupt.status(), saved }.into());
     }
     Ok(())
@@ -137,12 +141,8 @@ struct Rows {
 }
 
 impl Rows {
-    fn new(common: &Common, job: &Job, has_outputs: bool) -> Self {
-        Rows {
-            report: Report::new(common.format(), job.passes_max as usize),
-            outcome: Ok(()),
-            stop: (!has_outputs).then(|| job.stop.clone()),
-        }
+    fn new(common: &Common, steps: usize, stop: Option<Arc<AtomicBool>>) -> Self {
+        Rows { report: Report::new(common.format(), steps), outcome: Ok(()), stop }
     }
 
     fn row(&mut self, row: &impl Row) {
@@ -155,11 +155,16 @@ impl Rows {
         }
     }
 
-    fn pass(&mut self, pass: &dbpg::Progress) {
+    /// A row that ends a step.
+    fn step(&mut self, row: &impl Row) {
         self.report.step();
+        self.row(row);
+    }
+
+    fn pass(&mut self, pass: &dbpg::Progress) {
         let dbpg::Progress { lambda, objective, .. } = pass;
         self.report.doing(format!("lambda {lambda}, objective {objective:.6e}"));
-        self.row(pass);
+        self.step(pass);
     }
 
     fn result(&mut self, trained: &Trained, test: Option<&Examples>) {

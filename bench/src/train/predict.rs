@@ -6,8 +6,9 @@ use std::path::PathBuf;
 use anyhow::{Result, anyhow, ensure};
 use caravan_learn::data::{self, Examples, Shard};
 use caravan_learn::model::{self, Model, RowModel};
-use caravan_learn::{fm, lda, mf, replace_file};
+use caravan_learn::{fm, kmeans, lda, mf, replace_file};
 
+use super::kmeans::Distances;
 use super::rows::{Perplexity, Prediction, Quality, Rmse};
 use crate::cli::{Common, Predict};
 use crate::report::Report;
@@ -37,7 +38,7 @@ fn scored(common: &Common, args: &Predict, examples: &Examples, margins: &[f64])
 fn rows(common: &Common, args: &Predict, model: &RowModel) -> Result<()> {
     let wrong = |why: String| anyhow!("{}: {why}", args.model.display());
     let algorithm = &model.algorithm;
-    let marginless = args.out.is_none() || algorithm == "fm";
+    let marginless = args.out.is_none() || ["fm", "kmeans"].contains(&algorithm.as_str());
     ensure!(marginless, "a model of {algorithm} has no margins to write to --out");
     match algorithm.as_str() {
         "fm" => {
@@ -61,6 +62,13 @@ fn rows(common: &Common, args: &Predict, model: &RowModel) -> Result<()> {
                 data::listed(&args.data)
             );
             Report::new(common.format(), 0).row(&Perplexity::of(foretold))
+        }
+        "kmeans" => {
+            let centres = kmeans::Centres::of_model(model).map_err(wrong)?;
+            let points = kmeans::Points::read(&args.data)?;
+            ensure!(!points.is_empty(), "no points are in {}", data::listed(&args.data));
+            let distances = Distances::of(&centres, &points, args.out.as_deref())?;
+            Report::new(common.format(), 0).row(&distances)
         }
         other => Err(wrong(format!("this program knows no algorithm {other}"))),
     }

@@ -2,8 +2,11 @@
 //! a row after each pass and the result, and writes the model.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result};
+use caravan_kv::Cluster;
 use caravan_learn::data::{Examples, Shard};
 use caravan_learn::model::{Format, RowModel, predict};
 use caravan_learn::trainer::{Job, Progress, Trained, Trainer, train};
@@ -13,11 +16,11 @@ use serde_json::json;
 
 use super::predict::read;
 use super::rows::Quality;
-use crate::cli::ending::Interrupted;
+use super::{Rows, kmeans};
 use crate::cli::interrupt::Interrupt;
 use crate::cli::{Common, Factored, Lda, LinReg, Sgd, Steps, TrainCommand};
 use crate::cluster;
-use crate::report::{Report, Row, say};
+use crate::report::Row;
 
 /// Runs `caravan train` with an algorithm that trains in steps.
 ///
@@ -32,6 +35,7 @@ pub(crate) fn run(common: &Common, command: &TrainCommand) -> Result<()> {
         TrainCommand::Mf(args) => mf(common, args),
         TrainCommand::Fm(args) => fm(common, args),
         TrainCommand::Linreg(args) => linreg(common, args),
+        TrainCommand::Kmeans(args) => kmeans::run(common, args),
     }
 }
 
@@ -146,33 +150,16 @@ fn train_in_steps<T: Trainer>(
     settings: T::Settings,
     finish: impl FnOnce(&Trained<T::Value>, Option<&Path>) -> Result<Measured>,
 ) -> Result<()> {
-    let interrupt = Interrupt::watch().context("cannot watch for Ctrl-C")?;
-    let config = cluster::config(common)?;
-    args.model.as_deref().map_or(Ok(()), replace_file::check)?;
+    let mut run = Run::begin(common, args.model.as_deref())?;
     let mut job = Job::new(settings);
     job.consistency = args.consistency;
     job.parts = args.parts.map(|parts| parts as usize);
     job.passes = if common.smoke { 1 } else { args.passes };
-    let mut cluster = cluster::launch(&config, common)?;
-    let mut report = Report::new(common.format(), job.passes as usize);
-    report.doing("loading".to_owned());
-    if args.model.is_some() {
-        job.stop = interrupt.flag();
-        interrupt.defer();
-    }
-    let mut printed = Ok(());
-    let stop = job.stop.clone();
-    let trained = train::<T>(&mut cluster, &job, |pass| {
-        report.step();
-        if printed.is_ok() {
-            printed = report.row(pass);
-        }
-        if printed.is_err() && args.model.is_none() {
-            stop.store(true, std::sync::atomic::Ordering::Relaxed);
-        }
-    })?;
+    job.stop = run.stop.clone();
+    let mut rows = run.rows(common, job.passes as usize);
+    let trained = train::<T>(&mut run.cluster, &job, |pass| rows.step(pass))?;
     let Measured { quality, rmse, perplexity } = finish(&trained, args.model.as_deref())?;
-    let result = Outcome {
+    rows.row(&Outcome {
         algorithm: T::NAME,
         consistency: job.consistency.to_string(),
         objective: trained.objective,
@@ -186,18 +173,47 @@ fn train_in_steps<T: Trainer>(
         test_pr_auc: quality.pr_auc,
         test_rmse: rmse,
         test_perplexity: perplexity,
-    };
-    let printed = printed.and_then(|()| report.row(&result));
-    let ended = printed.and(cluster.shutdown().map_err(Into::into));
-    match &args.model {
-        Some(file) if ended.is_err() => say(format_args!("the model is in {}", file.display())),
-        Some(file) if trained.stopped => {
-            let saved = format!("the model so far is in {}", file.display());
-            return Err(Interrupted { status: interrupt.status(), saved }.into());
+    });
+    run.end(rows, trained.stopped)
+}
+
+/// A cluster that trains, and where the model goes.
+pub(super) struct Run<'a> {
+    pub(super) cluster: Cluster,
+    /// Ends training early, with the model so far.
+    pub(super) stop: Arc<AtomicBool>,
+    model: Option<&'a Path>,
+    interrupt: Interrupt,
+}
+
+impl<'a> Run<'a> {
+    /// A run on a new cluster. With a model the first signal only sets the flag.
+    pub(super) fn begin(common: &Common, model: Option<&'a Path>) -> Result<Self> {
+        let interrupt = Interrupt::watch().context("cannot watch for Ctrl-C")?;
+        let config = cluster::config(common)?;
+        model.map_or(Ok(()), replace_file::check)?;
+        let cluster = cluster::launch(&config, common)?;
+        let mut stop = Arc::default();
+        if model.is_some() {
+            stop = interrupt.flag();
+            interrupt.defer();
         }
-        _ => {}
+        Ok(Run { cluster, stop, model, interrupt })
     }
-    ended
+
+    /// The rows of this run, which has so many steps.
+    pub(super) fn rows(&self, common: &Common, steps: usize) -> Rows {
+        let rows = Rows::new(common, steps, self.model.is_none().then(|| self.stop.clone()));
+        rows.report.doing("loading".to_owned());
+        rows
+    }
+
+    /// Ends the cluster, and tells where the model is.
+    pub(super) fn end(self, rows: Rows, stopped: bool) -> Result<()> {
+        let ended = rows.outcome.and(self.cluster.shutdown().map_err(Into::into));
+        let saved = self.model.map(Path::to_path_buf);
+        super::finish(ended, saved, stopped, &self.interrupt, |_| String::new())
+    }
 }
 
 impl Row for Progress {

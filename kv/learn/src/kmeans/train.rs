@@ -1,9 +1,9 @@
 //! The driver's side: a task of stages.
 
-use std::sync::atomic::Ordering;
 use caravan_kv::Cluster;
 use caravan_kv::error::with_sources;
 use serde::Serialize;
+use std::sync::atomic::Ordering;
 
 use super::centres::Centres;
 use super::worker::{APP, Order, Report, centres_spec};
