@@ -10,6 +10,7 @@
     allow(dead_code, reason = "some of it serves the vans that are left out")
 )]
 
+mod checkpoint;
 mod cli;
 mod cluster;
 mod doctor;
@@ -92,6 +93,7 @@ fn run(cli: &Cli) -> Result<()> {
         Command::Bench(BenchCommand::Consistency(args)) => consistency::run(&cli.common, args),
         Command::Bench(command) => measure::run(&cli.common, command),
         Command::CheckHistory(args) => history::run(&cli.common, args),
+        Command::Checkpoint(command) => checkpoint::run(&cli.common, command),
         Command::Rebalance(args) => rebalance::run(&cli.common, args),
         Command::Man(args) => manual::man(args),
         Command::Completions(args) => manual::completions(args),

@@ -7,9 +7,7 @@ mod support;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use caravan_kv::{
-    Apps, Cluster, ClusterConfig, Handles, Launch, Placement, SecretSource, TableSpec, ValueType,
-};
+use caravan_kv::{Apps, Cluster, ClusterConfig, Handles, Launch, Placement, TableSpec, ValueType};
 use caravan_van::KeyRange;
 use serde_json::Value;
 use support::text;
@@ -71,7 +69,7 @@ fn the_names_of_fields_are_read_in_order() {
 fn the_page_has_every_kind_of_row_once() {
     let page = include_str!("../docs/rows.md");
     let rows = page.lines().filter(|line| line.starts_with('{')).count();
-    let kinds = "bandwidth calibration clustered comparison consistency distances fabric file history latency layout link load \
+    let kinds = "bandwidth calibration checkpoint clustered comparison consistency distances fabric file history latency layout link load \
                  machine model move pass perplexity placement predict progress rate rdma-device result \
                  rmse scale stage traffic trained van verbs-bandwidth verbs-latency verdict wait";
     assert_eq!(documented().into_keys().collect::<BTreeSet<_>>(), set(kinds));
@@ -262,7 +260,7 @@ fn a_checked_history_prints_the_row_of_the_page() {
 }
 
 #[test]
-fn a_rebalanced_cluster_prints_the_rows_of_the_page() {
+fn commands_to_a_running_cluster_print_the_rows_of_the_page() {
     let config = ClusterConfig { servers: 2, workers: 1, ..ClusterConfig::default() };
     let cluster =
         Cluster::launch(&config, Launch::Threads(Handles::default(), Apps::default())).unwrap();
@@ -273,25 +271,23 @@ fn a_rebalanced_cluster_prints_the_rows_of_the_page() {
     let keys: Vec<u64> = (0..100).collect();
     let pushed = client.push(table, &keys, &vec![7i64; 100]).unwrap();
     client.wait(pushed).unwrap();
-    let vars: Vec<_> = cluster.config().to_vars().collect();
-    let secret = cluster.config().node.secret.clone();
-    let rebalance = |line: &str| {
-        let mut command = support::caravan(line);
-        command.envs(vars.iter().cloned());
-        if let SecretSource::Given(secret) = &secret {
-            command.env("CARAVAN_SECRET", secret.to_hex());
-        }
-        let output = command.output().unwrap();
+    let run = |line: &str| {
+        let output = support::of_cluster(&cluster, line).output().unwrap();
         (output.status.code(), text(&output.stdout), text(&output.stderr))
     };
-    let (status, rows, said) = rebalance("rebalance --json");
+    let (status, rows, said) = run("rebalance --json");
     assert_eq!((status, rows.lines().count()), (Some(0), 2), "{rows}{said}");
     for row in rows.lines() {
         assert_eq!(Some(&fields(row)), documented().get("move"), "{row}");
     }
-    let (status, rows, said) = rebalance("rebalance --drain 0 --json");
+    let checkpoints = support::folder("checkpoint-rows");
+    let create = format!("checkpoint create {} --json", checkpoints.display());
+    let (status, rows, said) = run(&create);
+    assert_eq!((status, rows.lines().count()), (Some(0), 1), "{rows}{said}");
+    assert_eq!(Some(&fields(rows.trim_end())), documented().get("checkpoint"), "{rows}");
+    let (status, rows, said) = run("rebalance --drain 0 --json");
     assert_eq!((status, rows.lines().count()), (Some(0), 2), "{rows}{said}");
-    let (status, _, said) = rebalance("rebalance --drain 0,1");
+    let (status, _, said) = run("rebalance --drain 0,1");
     assert!(status == Some(1) && said.contains("leave one"), "{said}");
     let pulled = client.pull(table, &keys).unwrap();
     assert_eq!(client.wait(pulled).unwrap().values::<i64>(), vec![7; 100]);

@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use caravan_kv::checkpoint::{Checkpoints, Disk, Manifest};
-use caravan_kv::{Handles, Placement, TableSpec, ValueType, Worker};
+use caravan_kv::{Error, Handles, Placement, TableSpec, ValueType, Worker};
 use caravan_van::KeyRange;
 use caravan_van::sim::{Network, for_each_seed};
 use cluster::{Draws, connect, start, weather};
@@ -161,13 +161,17 @@ fn work(worker: &mut Worker) {
 fn export(checkpoints: &Checkpoints<Drive>, number: u64) -> Vec<Vec<(u64, String)>> {
     let manifest = checkpoints.verify(number).unwrap();
     let table = |table| {
-        let mut text = Vec::new();
-        checkpoints.export(table, &mut text).unwrap();
+        let mut text = String::new();
+        let gathered = checkpoints.export(table, |lines| {
+            text += lines;
+            Ok::<_, Error>(())
+        });
+        gathered.unwrap();
         let line = |line: &str| {
             let (key, values) = line.split_once(' ').unwrap_or((line, ""));
             (key.parse().unwrap(), values.to_owned())
         };
-        String::from_utf8(text).unwrap().lines().map(line).collect()
+        text.lines().map(line).collect()
     };
     manifest.tables.iter().map(table).collect()
 }

@@ -1,6 +1,7 @@
 //! Every command and flag, and nothing else: names are a contract with scripts.
 
 mod bench;
+mod checkpoint;
 pub(crate) mod ending;
 pub(crate) mod interrupt;
 mod learn;
@@ -16,6 +17,7 @@ use caravan_van::Wait;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 pub(crate) use self::bench::*;
+pub(crate) use self::checkpoint::*;
 pub(crate) use self::learn::*;
 pub(crate) use self::steps::*;
 use self::values::{address, count_to, hexadecimal, hosts, numa, parse_wait};
@@ -161,6 +163,9 @@ pub(crate) enum Command {
     CheckHistory(CheckHistory),
     /// Moves shards of a running cluster's tables, so that server threads have keys evenly
     Rebalance(RebalanceArgs),
+    /// Writes the tables of a running cluster to files, and restores them
+    #[command(subcommand)]
+    Checkpoint(CheckpointCommand),
     /// Starts a program as scheduler, servers and workers: here, on hosts, or in an allocation
     Launch(LaunchArgs),
     /// Runs the processes of a job on one host, for a launcher
@@ -354,6 +359,9 @@ mod tests {
             "caravan man --out pages",
             "caravan completions bash",
             "caravan worker --scheduler host:7000 --data-root /data",
+            "caravan checkpoint create /data/checkpoints --namespace dbpg --json",
+            "caravan checkpoint restore /data/checkpoints --number 3",
+            "caravan checkpoint export /data/checkpoints --table 7",
             "caravan doctor --json",
             "caravan doctor --topology two.xml --threads 4 --numa-node 1",
             "caravan bench placement --van tcp --no-pin --smoke",
@@ -424,6 +432,8 @@ mod tests {
             "caravan bench verbs --list 17",
             "caravan bench verbs --window 0",
             "caravan bench verbs --listen a --connect b",
+            "caravan checkpoint create",
+            "caravan checkpoint export /data/checkpoints",
             "caravan launch",
             "caravan launch ./train",
             "caravan launch --hosts A, -- ./train",

@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use caravan_kv::{Cluster, SecretSource};
+
 /// As long as any of this may take on a machine with much else to do.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -13,6 +15,17 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) fn caravan(line: &str) -> Command {
     let mut command = without_variables(env!("CARGO_BIN_EXE_caravan"));
     command.args(line.split_whitespace());
+    command
+}
+
+/// `caravan` with the words of a command line, and the variables that name a running cluster.
+pub(crate) fn of_cluster(cluster: &Cluster, line: &str) -> Command {
+    let config = cluster.config();
+    let mut command = caravan(line);
+    command.envs(config.to_vars());
+    if let SecretSource::Given(secret) = &config.node.secret {
+        command.env("CARAVAN_SECRET", secret.to_hex());
+    }
     command
 }
 

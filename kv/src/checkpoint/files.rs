@@ -4,7 +4,8 @@
 //! table, and `3.manifest`. A file of rows holds records: magic, CRC32C, length, and a piece. No
 //! number is ever used twice, so what a writer that died has left behind does no harm.
 
-use std::io::{self, Read, Write};
+use std::fmt::Display;
+use std::io::{self, Read};
 
 use caravan_van::Value;
 
@@ -174,7 +175,7 @@ impl<D: Disk> Checkpoints<D> {
     pub fn verify(&self, number: u64) -> Result<Manifest> {
         let manifest = self.manifest(number)?;
         for shard in manifest.shards() {
-            self.read(shard, |_| Ok(()))?;
+            self.read(shard, |_| Ok::<(), Error>(()))?;
         }
         Ok(manifest)
     }
@@ -204,32 +205,41 @@ impl<D: Disk> Checkpoints<D> {
         Ok(manifest)
     }
 
-    /// Writes the rows of a table as text: a line for each key, with the values that pulls show.
+    /// Calls `with` with the rows of a table as text: some lines at a time, each with a key and the
+    /// values that pulls show.
     ///
     /// # Errors
-    /// As [`Checkpoints::verify`], and those of `out`.
-    pub fn export(&self, table: &SavedTable, out: &mut dyn Write) -> Result<()> {
+    /// As [`Checkpoints::verify`], and those of `with`.
+    pub fn export<E: From<Error>>(
+        &self,
+        table: &SavedTable,
+        mut with: impl FnMut(&str) -> Result<(), E>,
+    ) -> Result<(), E> {
         let SavedTable { spec, shards } = table;
         let shown = if spec.width == 0 { usize::MAX } else { spec.row_bytes() };
+        let mut text = String::new();
         for shard in shards {
             self.read(shard, |piece| {
                 for (key, values) in piece.rows.values_of() {
-                    let mut line = || {
-                        write!(out, "{key}")?;
-                        let values = &values[..values.len().min(shown)];
-                        with_type!(spec.value, V => write_values::<V>(values, out))?;
-                        writeln!(out)
-                    };
-                    line().map_err(|error| failed("the text", error))?;
+                    text += &key.to_string();
+                    let values = &values[..values.len().min(shown)];
+                    with_type!(spec.value, V => append_values::<V>(values, &mut text));
+                    text.push('\n');
                 }
-                Ok(())
+                let lines = with(&text);
+                text.clear();
+                lines
             })?;
         }
         Ok(())
     }
 
     /// Calls `with` with each piece of a shard's file.
-    fn read(&self, shard: &SavedShard, mut with: impl FnMut(Piece) -> Result<()>) -> Result<()> {
+    fn read<E: From<Error>>(
+        &self,
+        shard: &SavedShard,
+        mut with: impl FnMut(Piece) -> Result<(), E>,
+    ) -> Result<(), E> {
         let SavedShard { file: name, rows, bytes } = shard;
         let mut file = self.disk.open(name).map_err(|error| failed(name, error))?;
         let (mut bytes_read, mut rows_read) = (0, 0);
@@ -245,7 +255,9 @@ impl<D: Disk> Checkpoints<D> {
             rows_read += piece.rows.keys.len() as u64;
             if piece.rows.keys.first().is_some_and(|first| last.is_some_and(|last| last >= *first))
             {
-                return Err(failed(name, format!("its keys do not ascend at byte {bytes_read}")));
+                return Err(
+                    failed(name, format!("its keys do not ascend at byte {bytes_read}")).into()
+                );
             }
             last = piece.rows.keys.last().copied().or(last);
             let is_last = piece.is_last;
@@ -257,7 +269,7 @@ impl<D: Disk> Checkpoints<D> {
         if (bytes_read, rows_read) != (*bytes, *rows) {
             let found =
                 format!("it has {rows_read} rows in {bytes_read} bytes, not {rows} in {bytes}");
-            return Err(failed(name, found));
+            return Err(failed(name, found).into());
         }
         Ok(())
     }
@@ -293,9 +305,12 @@ fn read_record(file: &mut dyn Read, left: u64) -> Result<Vec<u8>, String> {
     Ok(body)
 }
 
-/// Writes values with a space before each.
-fn write_values<V: Value + std::fmt::Display>(bytes: &[u8], out: &mut dyn Write) -> io::Result<()> {
+/// Appends values with a space before each.
+fn append_values<V: Value + Display>(bytes: &[u8], text: &mut String) {
     let mut values = vec![V::default(); bytes.len() / V::BYTES];
     V::bytes_mut(&mut values).copy_from_slice(&bytes[..bytes.len() / V::BYTES * V::BYTES]);
-    values.iter().try_for_each(|value| write!(out, " {value}"))
+    for value in &values {
+        text.push(' ');
+        text.push_str(&value.to_string());
+    }
 }

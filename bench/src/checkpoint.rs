@@ -1,0 +1,133 @@
+//! `caravan checkpoint`: writes the tables of a running cluster to a folder, lists, verifies and
+//! exports what is there, and restores it.
+
+use anyhow::{Context, Result, ensure};
+use caravan_kv::checkpoint::{Checkpoints, Folder, Manifest, SavedTable};
+use caravan_kv::{Cluster, Worker};
+use serde::Serialize;
+
+use crate::cli::{CheckpointCommand, CheckpointFolder, Common, ExportCheckpoint, StoredCheckpoint};
+use crate::cluster;
+use crate::report::{Report, Row, print};
+
+/// A table of a checkpoint.
+#[derive(Debug, Serialize)]
+struct Saved<'a> {
+    checkpoint: u64,
+    namespace: &'a str,
+    table: &'a str,
+    id: u32,
+    shards: usize,
+    rows: u64,
+    bytes: u64,
+}
+
+impl Row for Saved<'_> {
+    const KIND: &'static str = "checkpoint";
+
+    fn text(&self) -> String {
+        let Saved { checkpoint, namespace, table, id, shards, rows, bytes } = self;
+        let slash = if namespace.is_empty() { "" } else { "/" };
+        format!(
+            "checkpoint {checkpoint}: {namespace}{slash}{table} (table {id}) has {rows} rows in \
+             {shards} shards, {bytes} bytes"
+        )
+    }
+}
+
+/// Runs `caravan checkpoint`.
+///
+/// # Errors
+/// If the cluster cannot be reached, or the checkpoint cannot be written, read or restored.
+pub(crate) fn run(common: &Common, command: &CheckpointCommand) -> Result<()> {
+    match command {
+        CheckpointCommand::Create(args) => {
+            let mut checkpoints = open(&args.folder);
+            let number = with_client(common, |client| {
+                let tables = client.list_tables(&args.namespace)?;
+                ensure!(!tables.is_empty(), "no table is in namespace {:?}", args.namespace);
+                Ok(checkpoints.create(client, &tables)?)
+            })?;
+            report(common, [(number, checkpoints.manifest(number)?)])
+        }
+        CheckpointCommand::List(folder) => {
+            let checkpoints = open(folder);
+            let numbers = checkpoints.list()?.into_iter();
+            let manifests = numbers.map(|number| Ok((number, checkpoints.manifest(number)?)));
+            report(common, manifests.collect::<Result<Vec<_>>>()?)
+        }
+        CheckpointCommand::Verify(args) => {
+            let (checkpoints, number) = find(args)?;
+            report(common, [(number, checkpoints.verify(number)?)])
+        }
+        CheckpointCommand::Export(args) => export(args),
+        CheckpointCommand::Restore(args) => {
+            let (checkpoints, number) = find(args)?;
+            let restore = |client: &mut Worker| Ok(checkpoints.restore(client, number)?);
+            report(common, [(number, with_client(common, restore)?)])
+        }
+    }
+}
+
+/// The job that this command is to the cluster.
+const JOB: &str = "checkpoint";
+
+/// Calls `with` with a client of the running cluster.
+fn with_client<T>(common: &Common, with: impl FnOnce(&mut Worker) -> Result<T>) -> Result<T> {
+    let config = cluster::config(common)?;
+    let cluster = Cluster::attach(&config.node, JOB)?;
+    let mut client = cluster.client()?;
+    client.set_namespace("");
+    let result = with(&mut client)?;
+    drop(client);
+    cluster.shutdown()?;
+    Ok(result)
+}
+
+fn open(folder: &CheckpointFolder) -> Checkpoints<Folder> {
+    Checkpoints::new(Folder::new(&folder.dir))
+}
+
+/// The checkpoints of a folder, and the number of the one that is meant.
+fn find(args: &StoredCheckpoint) -> Result<(Checkpoints<Folder>, u64)> {
+    let checkpoints = open(&args.folder);
+    let number = match args.number {
+        Some(number) => Some(number),
+        None => checkpoints.list()?.pop(),
+    };
+    let number = number
+        .with_context(|| format!("folder {} has no checkpoint", args.folder.dir.display()))?;
+    Ok((checkpoints, number))
+}
+
+/// Writes the rows of a table as text.
+fn export(args: &ExportCheckpoint) -> Result<()> {
+    let (checkpoints, number) = find(&args.stored)?;
+    let manifest = checkpoints.manifest(number)?;
+    let is_meant =
+        |table: &&SavedTable| table.spec.id == args.table && table.spec.namespace == args.namespace;
+    let table = manifest.tables.iter().find(is_meant).with_context(|| {
+        let ExportCheckpoint { table, namespace, .. } = args;
+        format!("checkpoint {number} has no table {table} in namespace {namespace:?}")
+    })?;
+    checkpoints.export(table, |lines| lines.strip_suffix('\n').map_or(Ok(()), print))
+}
+
+/// Prints a row for each table.
+fn report(common: &Common, checkpoints: impl IntoIterator<Item = (u64, Manifest)>) -> Result<()> {
+    let mut report = Report::new(common.format(), 0);
+    for (checkpoint, manifest) in checkpoints {
+        for SavedTable { spec, shards } in &manifest.tables {
+            report.row(&Saved {
+                checkpoint,
+                namespace: &spec.namespace,
+                table: &spec.name,
+                id: spec.id,
+                shards: shards.len(),
+                rows: shards.iter().map(|shard| shard.rows).sum(),
+                bytes: shards.iter().map(|shard| shard.bytes).sum(),
+            })?;
+        }
+    }
+    Ok(())
+}

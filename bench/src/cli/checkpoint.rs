@@ -1,0 +1,62 @@
+//! The flags of `caravan checkpoint`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+
+/// What to do with checkpoints. `create` and `restore` need a running cluster, which
+/// CARAVAN_SCHEDULER, CARAVAN_JOB and the secret name.
+#[derive(Debug, Subcommand)]
+pub(crate) enum CheckpointCommand {
+    /// Writes a checkpoint of the tables of a running cluster, while requests to them go on
+    Create(CreateCheckpoint),
+    /// Lists the checkpoints of a folder, the oldest first
+    List(CheckpointFolder),
+    /// Reads all of a checkpoint, and checks it
+    Verify(StoredCheckpoint),
+    /// Writes a table of a checkpoint as text: a line for each key, with its values
+    Export(ExportCheckpoint),
+    /// Creates the tables of a checkpoint in a running cluster with any number of servers
+    Restore(StoredCheckpoint),
+}
+
+/// A folder of checkpoints.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct CheckpointFolder {
+    /// Folder of the checkpoints
+    #[arg(value_name = "DIR")]
+    pub(crate) dir: PathBuf,
+}
+
+/// Tables of a running cluster.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct CreateCheckpoint {
+    #[command(flatten)]
+    pub(crate) folder: CheckpointFolder,
+    /// Only tables within this namespace, as the name of their job
+    #[arg(long, default_value = "")]
+    pub(crate) namespace: String,
+}
+
+/// A checkpoint of a folder.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct StoredCheckpoint {
+    #[command(flatten)]
+    pub(crate) folder: CheckpointFolder,
+    /// Number of the checkpoint [default: that of the newest]
+    #[arg(long, value_name = "N")]
+    pub(crate) number: Option<u64>,
+}
+
+/// A table of a checkpoint.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ExportCheckpoint {
+    #[command(flatten)]
+    pub(crate) stored: StoredCheckpoint,
+    /// Number of the table
+    #[arg(long, value_name = "ID")]
+    pub(crate) table: u32,
+    /// Namespace of the table
+    #[arg(long, default_value = "")]
+    pub(crate) namespace: String,
+}

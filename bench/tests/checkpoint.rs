@@ -1,0 +1,125 @@
+//! Goal: `caravan checkpoint` writes the tables of a running cluster and brings them back on any
+//! number of servers; a writer that is killed leaves the checkpoints from before, and hinders none
+//! that follows.
+//! Method: servers and commands are processes; a table holds a number for each key.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+#![cfg(target_os = "linux")]
+
+mod support;
+
+use std::fs;
+use std::path::Path;
+use std::process::{Output, Stdio};
+use std::time::Duration;
+
+use caravan_kv::{Cluster, ClusterConfig, Launch, Table, TableSpec, ValueType, Worker};
+use caravan_van::KeyRange;
+use support::{PATIENCE, ended, folder, of_cluster, rows_in, text};
+
+const KEYS: u64 = 50_000;
+
+fn launch(servers: usize) -> Cluster {
+    let config = ClusterConfig { servers, workers: 1, ..ClusterConfig::default() };
+    Cluster::launch(&config, Launch::Processes(env!("CARGO_BIN_EXE_caravan").into())).unwrap()
+}
+
+fn spec() -> TableSpec {
+    TableSpec::new(3, "weights", ValueType::I64, 2).keys(KeyRange::new(0, KEYS).unwrap())
+}
+
+/// Pushes its number to each key.
+fn push(client: &mut Worker, table: Table) {
+    let keys: Vec<u64> = (0..KEYS).collect();
+    let values: Vec<i64> = keys.iter().flat_map(|key| [*key as i64, 1]).collect();
+    let pushed = client.push(table, &keys, &values).unwrap();
+    client.wait(pushed).unwrap();
+}
+
+fn run(cluster: &Cluster, line: &str, folder: &Path) -> Output {
+    let line = line.replace("DIR", folder.to_str().unwrap());
+    of_cluster(cluster, &line).output().unwrap()
+}
+
+/// Runs a command that must succeed; returns what it printed.
+fn done(cluster: &Cluster, line: &str, folder: &Path) -> String {
+    let output = run(cluster, line, folder);
+    assert!(output.status.success(), "{line}: {}", text(&output.stderr));
+    text(&output.stdout)
+}
+
+/// Runs a command that must fail; returns what it said.
+fn failed(cluster: &Cluster, line: &str, folder: &Path) -> String {
+    let output = run(cluster, line, folder);
+    assert_eq!((output.status.code(), text(&output.stdout)), (Some(1), String::new()), "{line}");
+    text(&output.stderr)
+}
+
+#[test]
+fn a_checkpoint_comes_back_on_other_numbers_of_servers() {
+    let folder = folder("checkpoints");
+    let cluster = launch(2);
+    assert!(failed(&cluster, "checkpoint create DIR", &folder).contains("no table"));
+    assert!(failed(&cluster, "checkpoint verify DIR", &folder).contains("has no checkpoint"));
+    let mut client = cluster.client().unwrap();
+    let table = client.create_table(&spec()).unwrap();
+    push(&mut client, table);
+    done(&cluster, "checkpoint create DIR", &folder);
+    push(&mut client, table);
+    let created = run(&cluster, "checkpoint create DIR --json", &folder);
+    let created = &rows_in(&created)[0];
+    assert_eq!((&created["checkpoint"], &created["shards"]), (&2.into(), &2.into()), "{created}");
+    assert_eq!(created["rows"], KEYS);
+    let listed = rows_in(&run(&cluster, "checkpoint list DIR --json", &folder));
+    assert_eq!((listed.len(), &listed[1]), (2, created), "{listed:?}");
+    let first = done(&cluster, "checkpoint export DIR --table 3 --number 1", &folder);
+    let second = done(&cluster, "checkpoint export DIR --table 3", &folder);
+    let lines = |times: u64| (0..KEYS).map(move |key| format!("{key} {} {times}\n", key * times));
+    assert!(first == lines(1).collect::<String>() && second == lines(2).collect::<String>());
+    let unknown = failed(&cluster, "checkpoint export DIR --table 4", &folder);
+    assert!(unknown.contains("checkpoint 2 has no table 4"), "{unknown}");
+    let there = failed(&cluster, "checkpoint restore DIR", &folder);
+    assert!(there.contains("drop it first"), "{there}");
+    drop(client);
+    cluster.shutdown().unwrap();
+    for servers in [1, 3] {
+        let cluster = launch(servers);
+        done(&cluster, "checkpoint restore DIR --number 2", &folder);
+        let copy = folder.join(format!("copy-{servers}"));
+        done(&cluster, "checkpoint create DIR", &copy);
+        assert_eq!(done(&cluster, "checkpoint export DIR --table 3", &copy), second);
+        cluster.shutdown().unwrap();
+    }
+    let rows = folder.join("2.0.1.rows");
+    let mut damaged = fs::read(&rows).unwrap();
+    damaged[1000] ^= 1;
+    fs::write(&rows, damaged).unwrap();
+    let verify = format!("checkpoint verify {}", folder.display());
+    let output = support::caravan(&verify).output().unwrap();
+    let said = text(&output.stderr);
+    assert!(output.status.code() == Some(1) && said.contains("2.0.1.rows"), "{said}");
+}
+
+#[test]
+fn a_writer_that_is_killed_leaves_what_was_there() {
+    let folder = folder("killed-writers");
+    let cluster = launch(2);
+    let mut client = cluster.client().unwrap();
+    let table = client.create_table(&spec()).unwrap();
+    push(&mut client, table);
+    done(&cluster, "checkpoint create DIR", &folder);
+    for wait_ms in [0, 20, 40, 60, 80, 100] {
+        let mut writer = of_cluster(&cluster, &format!("checkpoint create {}", folder.display()));
+        let mut writer = writer.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(wait_ms));
+        let _ = writer.kill();
+        ended(&mut writer, PATIENCE);
+        push(&mut client, table);
+        done(&cluster, "checkpoint verify DIR", &folder);
+    }
+    let before = done(&cluster, "checkpoint list DIR", &folder).lines().count();
+    done(&cluster, "checkpoint create DIR", &folder);
+    assert_eq!(done(&cluster, "checkpoint list DIR", &folder).lines().count(), before + 1);
+    drop(client);
+    cluster.shutdown().unwrap();
+}
