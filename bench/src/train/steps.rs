@@ -25,7 +25,7 @@ use crate::report::Row;
 /// Runs `caravan train` with an algorithm that trains in steps.
 ///
 /// # Errors
-/// Names the file or the node; rows that cannot be written; [`Interrupted`] after Ctrl-C or
+/// Names the file or the node; rows that cannot be written; an interruption after Ctrl-C or
 /// SIGTERM.
 pub(crate) fn run(common: &Common, command: &TrainCommand) -> Result<()> {
     match command {
