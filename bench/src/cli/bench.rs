@@ -317,7 +317,8 @@ pub(crate) struct Requests {
     /// Seconds of each row, its floor included, instead of a number of requests
     #[arg(long, value_name = "S", value_parser = seconds)]
     pub(crate) duration: Option<f64>,
-    /// Copies of each shard on other servers; so many may be lost. It needs more --servers than that
+    /// Copies of each shard on other servers; so many may be lost. It needs more --servers than
+    /// that
     #[arg(long, value_name = "K", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=64))]
     pub(crate) replicas: u32,
     /// Makes every request take so much longer, in percent, on purpose: for tests of `compare`

@@ -1,5 +1,5 @@
-//! Flags of the algorithms that train in steps over one table, `caravan train sgd` and its like, and
-//! of k-means, which trains in stages.
+//! Flags of the algorithms that train in steps over one table, `caravan train sgd` and its like,
+//! and of k-means, which trains in stages.
 
 use std::path::PathBuf;
 
