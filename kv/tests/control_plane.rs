@@ -346,6 +346,17 @@ fn reports_count_from_who_runs_the_task_and_once() {
     assert_eq!(scheduler.wait(task).unwrap(), [json!("its own")]);
 }
 
+/// Nothing at all is an answer to news, and none to a task: nobody waits for its end.
+#[test]
+fn a_report_that_says_nothing_loses_the_worker() {
+    let (mut scheduler, _, mut lanes) = complete(2);
+    let task = scheduler.submit(Target::Worker(0), "app", &Value::Null).unwrap();
+    let number = lanes[1].0.task();
+    lanes[1].0.say(Kind::Reply, number, &Value::Null);
+    let error = scheduler.wait(task).unwrap_err();
+    assert!(matches!(&error, Error::NodeLost { node, .. } if node.contains("worker 0")), "{error}");
+}
+
 /// A worker's lane has room for a number of tasks; one more is an error, and room for the end
 /// stays.
 #[test]

@@ -764,11 +764,11 @@ impl Service {
             self.hand_on();
             return Ok(());
         }
-        if message.values() == b"null" {
-            return Ok(()); // no report: it has heard of lost servers
-        }
         if seat.role != Role::Worker || !self.tasks.is_run_by(task, seat.rank) {
-            tracing::warn!(node = %seat, "a report on a task that the node does not run");
+            // It has only heard of lost servers if it says nothing.
+            if message.values() != b"null" {
+                tracing::warn!(node = %seat, "a report on a task that the node does not run");
+            }
             return Ok(());
         }
         self.tasks.report(task, seat.rank, control::read(message)?);
