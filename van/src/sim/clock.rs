@@ -7,8 +7,8 @@
 use std::collections::{BTreeSet, BinaryHeap};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::panic::resume_unwind;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::ThreadId;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::{self, Thread};
 use std::time::Duration;
 
 use super::faults::{Faults, Random};
@@ -62,8 +62,8 @@ struct Participant {
     machine: usize,
     pace: Pace,
     card: Card,
-    thread: Option<ThreadId>,
-    turn: Arc<Condvar>,
+    /// Parked while others run; known from its first turn on.
+    thread: Option<Thread>,
     activity: Activity,
     /// Its entry in `alarms`.
     alarm: Option<(Duration, u64, usize)>,
@@ -110,7 +110,7 @@ impl World {
             stopping: false,
         };
         core.enter("main", MAIN, None);
-        core.participants[MAIN].thread = Some(std::thread::current().id());
+        core.participants[MAIN].thread = Some(thread::current());
         World(Mutex::new(core))
     }
 
@@ -140,9 +140,8 @@ impl World {
         if at < Duration::MAX {
             core.set_alarm(me, at);
         }
-        let next = core.next();
-        core.hand_to(next);
-        let core = self.await_turn(core, me);
+        pass_turn(core);
+        let core = self.await_turn(me);
         core.participants[me].stop.clone().map_or(Ok(()), Err)
     }
 
@@ -159,14 +158,17 @@ impl World {
         }
     }
 
-    fn await_turn<'a>(&self, mut core: MutexGuard<'a, Core>, me: usize) -> MutexGuard<'a, Core> {
-        let turn = core.participants[me].turn.clone();
-        while core.running != me {
-            core = turn.wait(core).unwrap_or_else(PoisonError::into_inner);
+    fn await_turn(&self, me: usize) -> MutexGuard<'_, Core> {
+        loop {
+            let mut core = self.lock();
+            if core.running == me {
+                core.participants[me].activity = Activity::Running;
+                core.participants[me].idle_polls = 0;
+                return core;
+            }
+            drop(core);
+            thread::park();
         }
-        core.participants[me].activity = Activity::Running;
-        core.participants[me].idle_polls = 0;
-        core
     }
 
     /// Waits for the first turn of a new participant, in its thread.
@@ -174,8 +176,8 @@ impl World {
     /// # Errors
     /// The reason, if it must not start.
     pub(super) fn first_turn(&self, me: usize) -> Result<(), Stopped> {
-        let mut core = self.await_turn(self.lock(), me);
-        core.participants[me].thread = Some(std::thread::current().id());
+        self.lock().participants[me].thread = Some(thread::current());
+        let core = self.await_turn(me);
         core.participants[me].stop.clone().map_or(Ok(()), Err)
     }
 
@@ -194,8 +196,7 @@ impl World {
                 core.set_alarm(id, now);
             }
         }
-        let next = core.next();
-        core.hand_to(next);
+        pass_turn(core);
     }
 
     /// Lets time pass for the calling node, whatever arrives meanwhile.
@@ -222,10 +223,21 @@ impl World {
             return;
         }
         core.stop_all(None);
-        let next = core.next();
-        core.hand_to(next);
-        let mut core = self.await_turn(core, MAIN);
-        core.stopping = false;
+        pass_turn(core);
+        self.await_turn(MAIN).stopping = false;
+    }
+}
+
+/// Hands the turn to the participant of the next event. Its thread is woken only when the state is
+/// unlocked, so that it need not wait for the lock; one that has yet to begin looks by itself.
+fn pass_turn(mut core: MutexGuard<'_, Core>) {
+    let next = core.next();
+    core.clear_alarm(next);
+    core.running = next;
+    let thread = core.participants[next].thread.clone();
+    drop(core);
+    if let Some(thread) = thread {
+        thread.unpark();
     }
 }
 
@@ -242,7 +254,7 @@ impl Core {
     pub(super) fn running(&self) -> usize {
         let participant = &self.participants[self.running];
         assert!(
-            participant.thread == Some(std::thread::current().id()),
+            participant.thread.as_ref().map(Thread::id) == Some(thread::current().id()),
             "a simulated network was used from a thread it does not know while {} runs; start nodes with Network::spawn",
             participant.name
         );
@@ -377,12 +389,6 @@ impl Core {
         }
     }
 
-    fn hand_to(&mut self, id: usize) {
-        self.clear_alarm(id);
-        self.running = id;
-        self.participants[id].turn.notify_one();
-    }
-
     /// Advances time to the next event and returns the participant that runs next.
     fn next(&mut self) -> usize {
         while !self.stopping {
@@ -452,7 +458,6 @@ impl Participant {
             pace,
             card: Card::default(),
             thread: None,
-            turn: Arc::new(Condvar::new()),
             activity: Activity::Running,
             alarm: None,
             idle_polls: 0,
