@@ -177,8 +177,8 @@ pub(crate) enum Command {
     Server(Role),
     /// Runs one worker of a cluster
     Worker(WorkerRole),
-    /// Lists the vans that work on this machine, with a reason and a remedy for each that does not;
-    /// draws the layout
+    /// Lists the vans that work on this machine, with a reason and a remedy for each that does not,
+    /// and what hurts here; draws the layout
     Doctor(DoctorArgs),
     /// Writes the manual page, or those of all commands into a folder
     Man(ManArgs),

@@ -1,6 +1,7 @@
 //! `caravan doctor`: which vans work on this machine, and for each that does not, the reason and
-//! the remedy. Changes nothing.
+//! the remedy; and what else hurts here. Changes nothing.
 
+mod findings;
 mod layout;
 pub(crate) mod machine;
 mod rdma;
@@ -42,7 +43,8 @@ impl Row for VanCheck {
     }
 }
 
-/// Prints the machine, its layout, a row for each van and each port of an RDMA device.
+/// Prints the machine, its layout, a row for each van and each port of an RDMA device, and what
+/// hurts.
 ///
 /// # Errors
 /// [`Usage`] for wrong settings and topologies; when standard output cannot be written.
@@ -61,11 +63,16 @@ pub(crate) fn run(common: &Common, args: &DoctorArgs) -> Result<()> {
         Err(error) => report.say(format_args!("layout unknown: {error}")),
     }
     let rdma = rdma::find();
-    for check in checks(&rdma) {
-        report.row(&check)?;
+    let checks = checks(&rdma);
+    for check in &checks {
+        report.row(check)?;
     }
     for port in &rdma.ports {
         report.row(port)?;
+    }
+    let uring_is_refused = checks.iter().any(|check| check.van == "uring" && !check.works);
+    for finding in findings::find(&config, uring_is_refused) {
+        report.row(&finding)?;
     }
     Ok(())
 }

@@ -131,13 +131,13 @@ pub(super) fn memlock_text(bytes: Option<u64>) -> String {
 }
 
 /// The soft limit in `/proc/self/limits`; none for no limit, or if it cannot be read.
-fn limit(limits: &str) -> Option<u64> {
+pub(super) fn limit(limits: &str) -> Option<u64> {
     let row = limits.lines().find_map(|row| row.strip_prefix("Max locked memory"))?;
     row.split_whitespace().next()?.parse().ok()
 }
 
 /// Whether `/proc/self/status` names the capability in effect.
-fn capable(status: &str) -> bool {
+pub(super) fn capable(status: &str) -> bool {
     let bits = status.lines().find_map(|row| row.strip_prefix("CapEff:"));
     bits.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok())
         .is_some_and(|bits| bits >> CAP_IPC_LOCK & 1 == 1)
