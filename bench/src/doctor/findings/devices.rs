@@ -38,7 +38,7 @@ pub(super) const CHECKS: &[Check] = &[
             })
         },
         remedy: "plug the cable in, bring its interface up, enable the switch's port",
-        command: "rdma link show {}",
+        command: "rdma link | grep {}",
     },
     Check {
         name: "subnet-manager",
@@ -61,7 +61,7 @@ pub(super) const CHECKS: &[Check] = &[
             })
         },
         remedy: "give its interface one, or set CARAVAN_RDMA_CONNECT=direct",
-        command: "rdma link show {} && ip address add ADDRESS/PREFIX dev INTERFACE",
+        command: "rdma link | grep {} && ip address add ADDRESS/PREFIX dev INTERFACE",
     },
     Check {
         name: "roce-version",
@@ -73,8 +73,8 @@ pub(super) const CHECKS: &[Check] = &[
                 old.then(|| format!("{port} has GIDs of RoCE v1 only, which no router forwards"))
             })
         },
-        remedy: "turn RoCE v2 on in the card",
-        command: "cma_roce_mode -d {} -m 2",
+        remedy: "load firmware that knows RoCE v2, or keep all hosts in one Ethernet segment",
+        command: "ibv_devinfo -v -d {} | grep -E 'fw_ver|GID'",
     },
     Check {
         name: "partition",
@@ -88,8 +88,9 @@ pub(super) const CHECKS: &[Check] = &[
                 limited.then(|| format!("{port} is a limited member of all its partitions"))
             })
         },
-        remedy: "make hosts full members in the subnet manager, as limited ones cannot talk",
-        command: "grep -n full /etc/opensm/partitions.conf",
+        remedy: "make hosts full members in the subnet manager, as limited ones cannot talk to \
+                 each other",
+        command: "grep . /sys/class/infiniband/{}/ports/*/pkeys/* | grep -v 0x0000",
     },
     Check {
         name: "rdma-width",
@@ -143,8 +144,9 @@ pub(super) const CHECKS: &[Check] = &[
                 far.then(|| format!("{device} is at NUMA node {node}, this process on {nodes}"))
             })
         },
-        remedy: "run near the card",
-        command: "numactl --cpunodebind=netdev:{} --membind=netdev:{} caravan doctor",
+        remedy: "give the container or the cpuset the card's node",
+        command: "docker update --cpuset-mems $(cat /sys/class/infiniband/{}/device/numa_node) \
+                  CONTAINER",
     },
     Check {
         name: "pcie",
@@ -179,7 +181,8 @@ pub(super) const CHECKS: &[Check] = &[
                 }),
             )
         },
-        remedy: "let devices of the host pass, and start anew",
+        remedy: "add iommu=pt to the kernel's command line (on Debian in /etc/default/grub, then \
+                 update-grub), and start the host anew",
         command: "grubby --update-kernel ALL --args iommu=pt",
     },
 ];

@@ -1,7 +1,7 @@
 //! Cores, memory and the limits of this process.
 
 use super::root::{Root, list_len};
-use super::{Check, Seen, here};
+use super::{Check, Seen, here, short_of};
 
 const CPU: &str = "/sys/devices/system/cpu";
 const MIB: f64 = (1 << 20) as f64;
@@ -28,7 +28,8 @@ pub(super) const CHECKS: &[Check] = &[
             }))
         },
         remedy: "lift the limit, or look for a limit on power or heat",
-        command: "cpupower frequency-set -u 100GHz",
+        command: "cpupower frequency-set -u \
+                  $(cat /sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq)",
     },
     Check {
         name: "turbo",
@@ -81,12 +82,15 @@ pub(super) const CHECKS: &[Check] = &[
             };
             let groups = seen.root.of_groups("cpu.max").into_iter().filter_map(quota);
             let least = groups.reduce(f64::min).filter(|cpus| *cpus < seen.threads as f64);
-            here(least.map(|cpus| {
-                format!("the control group allows {cpus:.1} CPUs to {} threads", seen.threads)
-            }))
+            short_of(
+                seen.threads,
+                least.map(|cpus| {
+                    format!("the control group allows {cpus:.1} CPUs to {} threads", seen.threads)
+                }),
+            )
         },
         remedy: "raise the container's limit on CPU, or take fewer threads",
-        command: "podman update --cpus 0 CONTAINER",
+        command: "docker update --cpus {} CONTAINER",
     },
     Check {
         name: "busy",
@@ -184,8 +188,8 @@ pub(super) const CHECKS: &[Check] = &[
             let groups = seen.root.of_groups("memory.max").into_iter();
             let least = groups.filter_map(|it| it.parse::<f64>().ok()).reduce(f64::min);
             let low = least.filter(|bytes| *bytes < seen.memory_bytes as f64);
-            here(low.map(|bytes| {
-                let asked = seen.memory_bytes as f64 / MIB;
+            let asked = seen.memory_bytes as f64 / MIB;
+            short_of(asked.ceil(), low.map(|bytes| {
                 format!(
                     "the control group is ended beyond {:.0} MiB, CARAVAN_MEMORY allows {asked:.0}",
                     bytes / MIB
@@ -193,7 +197,7 @@ pub(super) const CHECKS: &[Check] = &[
             }))
         },
         remedy: "raise the container's limit, or set CARAVAN_MEMORY below it",
-        command: "podman update --memory 0 CONTAINER",
+        command: "docker update --memory {}m --memory-swap -1 CONTAINER",
     },
     Check {
         name: "open-files",
@@ -212,11 +216,12 @@ pub(super) const CHECKS: &[Check] = &[
         find: |seen| {
             let groups = seen.root.of_groups("pids.max").into_iter();
             let least = groups.filter_map(|it| it.parse::<f64>().ok()).reduce(f64::min);
-            let low = least.filter(|pids| *pids < 128.0_f64.max(4.0 * seen.threads as f64));
-            here(low.map(|pids| format!("the control group allows {pids} threads")))
+            let needed = 128.0_f64.max(4.0 * seen.threads as f64);
+            let low = least.filter(|pids| *pids < needed);
+            short_of(needed, low.map(|pids| format!("the control group allows {pids} threads")))
         },
         remedy: "raise the container's limit on processes",
-        command: "podman update --pids-limit 0 CONTAINER",
+        command: "docker update --pids-limit {} CONTAINER",
     },
     Check {
         name: "io-uring",
@@ -237,7 +242,7 @@ pub(super) const CHECKS: &[Check] = &[
             }))
         },
         remedy: "use a profile that allows io_uring, or --van tcp",
-        command: "podman run --security-opt seccomp=unconfined …",
+        command: "docker run --security-opt seccomp=unconfined IMAGE",
     },
 ];
 

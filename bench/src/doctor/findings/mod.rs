@@ -24,7 +24,7 @@ pub(crate) struct Finding {
     pub(crate) check: String,
     pub(crate) what: String,
     pub(crate) remedy: String,
-    /// To be run as root where it changes something.
+    /// To be run as root where it changes something; words in capitals are the reader's to fill.
     pub(crate) command: String,
 }
 
@@ -54,12 +54,12 @@ struct Seen {
 
 /// One place where a check has found something.
 struct Place {
-    /// The interface or device, for the command; empty for the whole machine.
+    /// What stands for `{}` in the command: the interface, the device, or how much is needed.
     name: String,
     what: String,
 }
 
-/// One kind of thing that hurts. `{}` in the command stands for the name of the place.
+/// One kind of thing that hurts.
 struct Check {
     name: &'static str,
     find: fn(&Seen) -> Vec<Place>,
@@ -70,6 +70,11 @@ struct Check {
 /// A place for the whole machine, if there is something to say.
 fn here(what: Option<String>) -> Vec<Place> {
     what.into_iter().map(|what| Place { name: String::new(), what }).collect()
+}
+
+/// A place where `needed` is too much, if there is something to say.
+fn short_of(needed: impl ToString, what: Option<String>) -> Vec<Place> {
+    what.into_iter().map(|what| Place { name: needed.to_string(), what }).collect()
 }
 
 /// The places among some names of which there is something to say.

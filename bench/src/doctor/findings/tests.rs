@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::path::Path;
 
 use super::*;
 
@@ -28,7 +29,8 @@ const WELL: &[(&str, &str)] = &[
     ("/proc/self/cgroup", "0::/job/one"),
     (
         "/proc/self/status",
-        "Name:\tcaravan\nSeccomp:\t0\nCapEff:\t0\nCpus_allowed_list:\t0-15\nMems_allowed_list:\t0-1",
+        "Name:\tcaravan\nSeccomp:\t0\nCapEff:\t0\nCpus_allowed_list:\t0-15\n\
+         Mems_allowed_list:\t0-1",
     ),
     (
         "/proc/self/limits",
@@ -146,46 +148,75 @@ const WRONG: &[(&str, &[(&str, &str)])] = &[
     ("iommu", &[("/proc/cmdline", "ro quiet intel_iommu=on")]),
 ];
 
-/// What is found on the machine that is well but for some files.
-fn found(wrong: &[(&str, &str)]) -> Vec<Finding> {
-    let folder = tempfile::tempdir().unwrap();
-    for (path, text) in WELL.iter().chain(wrong) {
+/// What a cluster sees that has 4 threads and uses 8 GiB.
+fn seen(root: &Path) -> Seen {
+    let root = Root(root.to_owned());
+    Seen { root, threads: 4, memory_bytes: 8 << 30, uring_is_refused: true }
+}
+
+/// The machine that is well, as a tree of files.
+struct Tree(tempfile::TempDir);
+
+impl Tree {
+    fn new() -> Self {
+        let tree = Tree(tempfile::tempdir().unwrap());
+        WELL.iter().for_each(|(path, text)| tree.write(path, text));
+        tree
+    }
+
+    fn at(&self, path: &str) -> PathBuf {
         let path = path.replace("{port}", PORT).replace("{eth}", ETH).replace("{cpu0}", CPU0);
-        let path = folder.path().join(path.trim_start_matches('/'));
-        match wrong.iter().any(|(_, text)| text.is_empty()) && text.is_empty() && path.exists() {
-            true if path.is_dir() => fs::remove_dir_all(path).unwrap(),
-            true => fs::remove_file(path).unwrap(),
-            false => {
-                fs::create_dir_all(path.parent().unwrap()).unwrap();
-                fs::write(path, format!("{text}\n")).unwrap();
-            }
+        self.0.path().join(path.trim_start_matches('/'))
+    }
+
+    fn write(&self, path: &str, text: &str) {
+        fs::create_dir_all(self.at(path).parent().unwrap()).unwrap();
+        fs::write(self.at(path), format!("{text}\n")).unwrap();
+    }
+
+    fn remove(&self, path: &str) {
+        match self.at(path) {
+            folder if folder.is_dir() => fs::remove_dir_all(folder).unwrap(),
+            file => fs::remove_file(file).unwrap(),
         }
     }
-    all(&Seen {
-        root: Root(folder.path().to_owned()),
-        threads: 4,
-        memory_bytes: 8 << 30,
-        uring_is_refused: true,
-    })
+
+    /// What is found while some files are wrong.
+    fn found(&self, wrong: &[(&str, &str)]) -> Vec<Finding> {
+        for (path, text) in wrong {
+            match text.is_empty() {
+                true => self.remove(path),
+                false => self.write(path, text),
+            }
+        }
+        let found = all(&seen(self.0.path()));
+        wrong.iter().filter(|(_, text)| !text.is_empty()).for_each(|(path, _)| self.remove(path));
+        let is_wrong = |well: &str| wrong.iter().any(|(path, _)| well.starts_with(path));
+        WELL.iter().filter(|(path, _)| is_wrong(path)).for_each(|(path, text)| {
+            self.write(path, text);
+        });
+        found
+    }
 }
 
 #[test]
 fn nothing_is_found_where_all_is_well_or_nothing_can_be_read() {
-    assert_eq!(found(&[]), []);
-    let root = Root(PathBuf::from("/no/such/folder"));
-    assert_eq!(all(&Seen { root, threads: 4, memory_bytes: 8 << 30, uring_is_refused: true }), []);
+    assert_eq!(Tree::new().found(&[]), []);
+    assert_eq!(all(&seen(Path::new("/no/such/folder"))), []);
 }
 
 #[test]
 fn each_thing_that_is_wrong_is_found_alone_with_a_remedy_and_a_command() {
+    let tree = Tree::new();
     for (check, files) in WRONG {
-        let found = found(files);
+        let found = tree.found(files);
         let names: Vec<&str> = found.iter().map(|finding| finding.check.as_str()).collect();
         assert_eq!(names, [*check], "{found:?}");
         let Finding { what, remedy, command, .. } = &found[0];
         assert!(!what.is_empty() && !remedy.is_empty() && !command.is_empty(), "{found:?}");
         assert!(!command.contains("{}"), "{command}");
     }
+    assert_eq!(tree.found(&[]), [], "the tree is as it was");
 }
 
 #[test]
@@ -198,9 +229,19 @@ fn every_check_is_tried_here() {
 }
 
 #[test]
-fn commands_name_the_interface_or_the_device() {
-    let finding = &found(&[("{eth}/mtu", "1500")])[0];
+fn commands_name_the_interface_the_device_or_what_is_needed() {
+    let tree = Tree::new();
+    let command = |wrong| tree.found(&[wrong])[0].command.clone();
+    let finding = &tree.found(&[("{eth}/mtu", "1500")])[0];
     assert_eq!(finding.command, "ip link set eth0 mtu 9000");
     assert!(finding.what.contains("eth0") && finding.what.contains("1500"), "{finding:?}");
-    assert_eq!(found(&[("{port}/state", "1: DOWN")])[0].command, "rdma link show mlx5_0");
+    assert_eq!(command(("{port}/state", "1: DOWN")), "rdma link | grep mlx5_0");
+    let groups = "/sys/fs/cgroup/job/one";
+    let cpus = format!("{groups}/cpu.max");
+    assert_eq!(command((&cpus, "150000 100000")), "docker update --cpus 4 CONTAINER");
+    let memory = format!("{groups}/memory.max");
+    let raise = "docker update --memory 8192m --memory-swap -1 CONTAINER";
+    assert_eq!(command((&memory, "536870912")), raise);
+    let pids = format!("{groups}/pids.max");
+    assert_eq!(command((&pids, "64")), "docker update --pids-limit 128 CONTAINER");
 }
