@@ -378,11 +378,11 @@ fn message_of(payload: &(dyn Any + Send)) -> String {
     text.or_else(|| payload.downcast_ref::<&str>().copied()).unwrap_or("no message").to_owned()
 }
 
-/// Runs `body` with the seeds 0 to `count - 1`, or only with the seed in `CARAVAN_SEED`. Prints the
-/// seed of a run that panics.
+/// Runs `body` with the seeds 0 to `count - 1`, or with those in `CARAVAN_SEED`: one, or all from A
+/// up to but without B, as `A..B`. Prints the seed of a run that panics.
 ///
 /// # Panics
-/// If `body` does, or if `CARAVAN_SEED` is not a number.
+/// If `body` does, or if `CARAVAN_SEED` names no seeds.
 pub fn for_each_seed(count: u64, mut body: impl FnMut(u64)) {
     let only = std::env::var(SEED_VARIABLE).ok();
     for seed in seeds(count, only.as_deref()) {
@@ -393,9 +393,17 @@ pub fn for_each_seed(count: u64, mut body: impl FnMut(u64)) {
 
 fn seeds(count: u64, only: Option<&str>) -> std::ops::Range<u64> {
     let Some(text) = only else { return 0..count };
-    let seed = text.parse::<u64>().ok().filter(|&seed| seed < u64::MAX);
-    let Some(seed) = seed else { panic!("{SEED_VARIABLE}={text} is no number below 2^64 - 1") };
-    seed..seed + 1
+    let number = |text: &str| text.parse::<u64>().ok();
+    let range = match text.split_once("..") {
+        Some((first, end)) => number(first).zip(number(end)),
+        None => number(text).and_then(|seed| Some((seed, seed.checked_add(1)?))),
+    };
+    match range {
+        Some((first, end)) if first < end => first..end,
+        _ => panic!(
+            "{SEED_VARIABLE}={text} is neither a number below 2^64 - 1 nor a range A..B of them"
+        ),
+    }
 }
 
 /// Prints the seed when its run panics.

@@ -401,7 +401,10 @@ fn memory_that_runs_out_loses_no_frame() {
 fn seeds_are_counted_or_named() {
     assert_eq!(seeds(3, None), 0..3);
     assert_eq!(seeds(3, Some("41")), 41..42);
-    assert!(catch_unwind(|| seeds(3, Some("forty"))).is_err());
+    assert_eq!(seeds(3, Some("41..50")), 41..50);
+    for none in ["forty", "", "5..5", "5..", "18446744073709551615"] {
+        assert!(catch_unwind(|| seeds(3, Some(none))).is_err(), "{none}");
+    }
 }
 
 /// Machines whose card takes a microsecond for 100 bytes of payload, and whose processor takes no
