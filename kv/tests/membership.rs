@@ -137,7 +137,12 @@ fn a_frozen_server_is_named_by_worker_and_driver_in_time() {
             let at = time_of(log, who);
             assert!(at > SECOND && at < SECOND + NOTICED, "{who}: {log:?}");
         }
-        assert!(log.last().unwrap().1.contains("no heartbeat for 0."), "{log:?}");
+        let said = &log.last().unwrap().1;
+        assert!(said.contains("no heartbeat for 0."), "{log:?}");
+        assert!(
+            said.contains("CARAVAN_SERVER_LOSSES_MAX=0") && said.contains("replicas"),
+            "{said}"
+        );
     });
 }
 

@@ -20,7 +20,7 @@ use caravan_kv::{
 use caravan_van::sim::{Faults, Network, for_each_seed};
 use caravan_van::wire::{Coding, Kind};
 use caravan_van::{Account, Arrival, Draft, KeyRange, PeerId, Values};
-use cluster::{Draws, connect, endpoint, server_endpoint};
+use cluster::{Draws, connect, endpoint_of, server_endpoint};
 
 const KEYS: u64 = 60;
 const ROUNDS: u64 = 40;
@@ -360,12 +360,9 @@ fn a_primary_without_memory_and_its_copy_stay_equal() {
     assert_eq!(sums, (1, 1), "of the primary, and of its copy");
 }
 
-/// The operation in the first answer to a message with this operation.
-fn ask(network: &Network, servers_own: bool, op: u8) -> String {
-    let mut asking = match servers_own {
-        true => server_endpoint(network, 7),
-        false => endpoint(network, 8),
-    };
+/// The first answer to a message with this operation, from a node of this role.
+fn ask(network: &Network, role: u8, op: u8) -> String {
+    let mut asking = endpoint_of(network, 7, role);
     let peer: PeerId = asking.connect("sim:0").unwrap();
     let mut is_posted = false;
     loop {
@@ -390,23 +387,27 @@ fn ask(network: &Network, servers_own: bool, op: u8) -> String {
     }
 }
 
-/// What a worker asks like a server, and a server like a worker, is refused.
+/// What a worker asks like a server is refused, and what anybody but workers and drivers says of
+/// lost servers.
 #[test]
 fn servers_and_workers_are_told_apart() {
     let network = Network::new(1, Faults::none());
     let (_, stop) = start(&network, 2, &Oracle::default());
     let driver = network.spawn("driver", |network| {
         let (view, own) = (24, [17, 18, 19, 20, 21, 25, 26, 27]);
+        let [nobody, server, worker, driver, guest] = [0, 2, 3, 4, 5];
+        let is_refused = |role, op, why| ask(network, role, op).contains(why);
         for op in own {
-            let refused = ask(network, false, op);
-            assert!(refused.contains("comes from servers alone"), "{op}: {refused}");
-            let refused = ask(network, true, op);
-            assert!(!refused.contains("comes from servers alone"), "{op}: {refused}");
+            let why = "comes from servers alone";
+            let roles = [nobody, server, worker, driver, guest];
+            assert_eq!(roles.map(|it| is_refused(it, op, why)), [true, false, true, true, true]);
         }
-        let refused = ask(network, true, view);
-        assert!(refused.contains("does not say which servers are lost"), "{refused}");
-        let refused = ask(network, false, view);
-        assert!(refused.contains("missing field"), "{refused}");
+        for role in [nobody, server] {
+            assert!(is_refused(role, view, "workers and drivers alone say"), "{role}");
+        }
+        for role in [worker, driver, guest] {
+            assert!(is_refused(role, view, "missing field"), "{role}");
+        }
     });
     driver.join().unwrap_or_else(|stopped| panic!("{stopped}"));
     stop.store(true, Ordering::Relaxed);

@@ -40,6 +40,10 @@ pub(crate) const CREDITS: u16 = 64;
 /// and of a loss that ends the cluster, and the end.
 pub(super) const SPARE: usize = 4;
 
+/// Those of them that no news of lost servers may take: for a loss that ends the cluster, and for
+/// the end.
+pub(super) const LAST: usize = 2;
+
 /// Most tasks that a worker may have at a time.
 pub(super) const TASKS_MAX: usize = CREDITS as usize - SPARE;
 
@@ -67,6 +71,12 @@ impl Role {
     pub(crate) fn of(number: u8) -> Option<Role> {
         [Role::Server, Role::Worker].into_iter().find(|role| role.number() == number)
     }
+}
+
+/// Whether a process with this role number is a client of the servers that hears from the scheduler
+/// who is lost: a worker or a driver.
+pub(crate) fn is_client(role: u8) -> bool {
+    matches!(role, WORKER | DRIVER | GUEST)
 }
 
 /// A new identity of this process: its role, its rank if known, and a new incarnation.

@@ -392,9 +392,21 @@ impl Members {
         let lost = |(seat, member): (&Seat, &Member)| {
             let reason = member.lost.clone()?;
             let ends = !spared.contains(&(seat.role, true));
-            ends.then(|| Loss { node: describe(*seat, member), reason })
+            let remedy = self.remedy(seat.role);
+            ends.then(|| Loss { node: describe(*seat, member), reason: reason + &remedy })
         };
         self.seats.iter().find_map(lost)
+    }
+
+    /// What lets the others go on after such a loss, for the end of its reason.
+    fn remedy(&self, role: Role) -> String {
+        match (role, self.server_losses_max) {
+            (Role::Worker, _) => String::new(),
+            (Role::Server, max) => format!(
+                "; at most CARAVAN_SERVER_LOSSES_MAX={max} servers may be lost: \
+                 raise it, and give the tables as many replicas"
+            ),
+        }
     }
 
     /// Threads of each server; 1 if servers differ.

@@ -290,12 +290,13 @@ pub(super) fn without_threads(config: &NodeConfig) -> Result<Vec<Candidate>> {
     Ok(candidates)
 }
 
-/// Connects to the servers as node `node`; nobody connects to it.
+/// Connects to the servers as a worker, node `node`; nobody connects to it.
 ///
 /// # Errors
 /// As [`Worker::connect`].
 pub fn client(config: &NodeConfig, node: u32, servers: &[ServerAddress]) -> Result<Worker> {
-    client_of(config, node, (servers, 1), None)
+    let identity = Identity { role: Role::Worker.number(), ..config.identity };
+    client_of(&NodeConfig { identity, ..config.clone() }, node, (servers, 1), None)
 }
 
 /// As [`client`], of the cluster of a roster, with a watch for lost nodes during its waits.

@@ -15,16 +15,17 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 /// An endpoint with few credits and short frames, so that lanes fill up and long messages are
 /// common.
 pub(crate) fn endpoint(network: &Network, node: u32) -> Endpoint {
-    endpoint_of(network, node, Role::Worker)
+    endpoint_of(network, node, Role::Worker.number())
 }
 
 /// As `endpoint`, for a server thread.
 pub(crate) fn server_endpoint(network: &Network, node: u32) -> Endpoint {
-    endpoint_of(network, node, Role::Server)
+    endpoint_of(network, node, Role::Server.number())
 }
 
-fn endpoint_of(network: &Network, node: u32, role: Role) -> Endpoint {
-    let identity = Identity { role: role.number(), ..Identity::default() };
+/// As `endpoint`, for a node whose role has this number.
+pub(crate) fn endpoint_of(network: &Network, node: u32, role: u8) -> Endpoint {
+    let identity = Identity { role, ..Identity::default() };
     let config = VanConfig {
         node,
         identity,

@@ -18,8 +18,8 @@ use super::super::backend::{self, Van};
 use super::super::barriers::{NAME_BYTES_MAX, Waiting};
 use super::super::choice::{self, Candidate};
 use super::super::control::{
-    self, Ask, CREDITS, Command, Gathered, Join, Loss, Losses, Order, Post, Program, Pulse, Role,
-    Roster, SPARE, Submitted, TASKS_MAX, Target, Waited,
+    self, Ask, CREDITS, Command, Gathered, Join, LAST, Loss, Losses, Order, Post, Program, Pulse,
+    Role, Roster, Submitted, TASKS_MAX, Target, Waited,
 };
 use super::super::group::NodeName;
 use super::super::lane::control_config;
@@ -307,7 +307,7 @@ impl Service {
         untold.retain(|&rank| {
             // One that is lost itself hears nothing.
             let Ok(lane) = members.worker(rank) else { return false };
-            endpoint.lanes.credits(lane) < SPARE - 1
+            endpoint.lanes.credits(lane) <= LAST
                 || control::ask(endpoint, lane, number, &order).is_err()
         });
     }

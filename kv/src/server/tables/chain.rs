@@ -33,7 +33,6 @@ use serde::{Deserialize, Serialize};
 
 use super::Held;
 use super::moving::UNANSWERED_MAX;
-use crate::node::Role;
 use crate::op::Op;
 use crate::server::answer::{ReplyTo, post_values};
 use crate::server::shard::{Extract, Request, Shard};
@@ -180,7 +179,8 @@ pub(super) struct Chains {
 struct Node {
     /// Which start of it this is.
     incarnation: u64,
-    role: Option<Role>,
+    /// Its role, by number.
+    role: u8,
 }
 
 #[derive(Default)]

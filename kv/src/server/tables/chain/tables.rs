@@ -9,7 +9,7 @@ use super::{
     SENDER_BYTES, Sender, Unconfirmed,
 };
 use crate::filter::List;
-use crate::node::Role;
+use crate::node::{Role, is_client};
 use crate::op::Op;
 use crate::server::answer::{ReplyTo, collect};
 use crate::server::shard::Request;
@@ -20,8 +20,8 @@ use crate::view::View;
 impl Tables {
     /// Remembers which start of its node is at the other end of a lane, and its role.
     pub(in crate::server) fn greet(&mut self, peer: PeerId, hello: &Hello) {
-        let role = Role::of(hello.role);
-        self.chains.nodes.insert(peer, Node { incarnation: hello.incarnation.get(), role });
+        let node = Node { incarnation: hello.incarnation.get(), role: hello.role };
+        self.chains.nodes.insert(peer, node);
         self.chains.is_due = true;
     }
 
@@ -44,13 +44,15 @@ impl Tables {
     /// Checks that the node of a lane has proved a role that may ask for this.
     ///
     /// # Errors
-    /// If servers alone ask for it, and this is none, or the other way round.
+    /// If servers alone ask for it, and this is none; or workers and drivers alone, which the
+    /// scheduler tells.
     pub(in crate::server::tables) fn check_role(&self, peer: PeerId, op: Op) -> Result<(), String> {
-        let node = self.chains.nodes.get(&peer);
-        let is_server = node.is_some_and(|node| node.role == Some(Role::Server));
+        let role = self.chains.nodes.get(&peer).map_or(0, |node| node.role);
         match op {
-            Op::View if is_server => Err("a server does not say which servers are lost".to_owned()),
-            _ if op.is_between_servers() && !is_server => {
+            Op::View if !is_client(role) => {
+                Err("workers and drivers alone say which servers are lost".to_owned())
+            }
+            _ if op.is_between_servers() && Role::of(role) != Some(Role::Server) => {
                 Err(format!("{op:?} comes from servers alone, and this is none"))
             }
             _ => Ok(()),
