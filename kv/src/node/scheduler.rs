@@ -6,6 +6,8 @@
 //! so that on a simulated network its messages take simulated time.
 
 mod exchange;
+mod jobs;
+mod plane;
 mod posts;
 mod service;
 mod tasks;

@@ -1,24 +1,24 @@
-//! What nodes want of each other: requests, answers, and barriers. No I/O: it says what to
-//! answer to whom.
+//! What nodes want of each other: requests, answers, and barriers.
 
 use std::collections::BTreeSet;
 
 use caravan_van::PeerId;
 
 use super::super::barriers::{Barriers, NAME_BYTES_MAX, Party, Waiting};
-use super::super::control::{Acknowledged, Post};
+use super::super::control::{Acknowledged, Order, Post};
 use super::super::desk::BODY_BYTES_MAX;
 use super::super::group::NodeName;
 use super::super::members::{Members, Violation};
 use super::exchange::{Batch, Exchange, Question};
+use super::plane::Plane;
 use super::tasks::Tasks;
 
 /// An answer to the message of a node.
-pub(super) struct Reply {
-    pub(super) peer: PeerId,
-    pub(super) timestamp: u64,
+struct Reply {
+    peer: PeerId,
+    timestamp: u64,
     /// The answer, or why there is none.
-    pub(super) outcome: Result<Acknowledged, String>,
+    outcome: Result<Acknowledged, String>,
 }
 
 impl Reply {
@@ -43,11 +43,24 @@ pub(super) struct Posts {
 }
 
 impl Posts {
-    /// Takes in what a node wants; returns what is to be answered now.
+    /// Takes in what a node wants of others.
     ///
     /// # Errors
     /// If it breaks the rules.
     pub(super) fn take_in(
+        &mut self,
+        plane: &mut Plane,
+        tasks: &Tasks,
+        sender: Waiting,
+        post: Post,
+    ) -> Result<(), Violation> {
+        let replies = self.enter(&plane.members, tasks, sender, post)?;
+        self.reply(plane, replies);
+        Ok(())
+    }
+
+    /// Enters what a node wants; returns what is to be answered now.
+    fn enter(
         &mut self,
         members: &Members,
         tasks: &Tasks,
@@ -109,20 +122,39 @@ impl Posts {
         Some(Reply::to(waiting, Err("this node waits no longer at the barrier".to_owned())))
     }
 
-    /// Goes on without a node that is lost; returns what is to be answered now.
-    pub(super) fn lose(&mut self, node: NodeName, reason: &str) -> Vec<Reply> {
+    /// Goes on without a node that is lost for this reason.
+    pub(super) fn lose(&mut self, plane: &mut Plane, node: NodeName, reason: &str) {
         self.exchange.lose(node, reason);
-        self.barriers.lose(node).into_iter().map(Reply::met).collect()
+        let met = self.barriers.lose(node).into_iter().map(Reply::met).collect();
+        self.reply(plane, met);
     }
 
-    /// The next letters that a node can be sent.
-    pub(super) fn next(&mut self) -> Option<Batch> {
-        self.exchange.next()
+    /// Enters that a node has taken the letters of this batch, and sends it the next ones; returns
+    /// false if it has none.
+    pub(super) fn taken(&mut self, plane: &mut Plane, node: NodeName, number: u64) -> bool {
+        let is_taken = self.exchange.taken(node, number);
+        self.hand_on(plane);
+        is_taken
     }
 
-    /// Enters that a node has taken the letters of this batch; returns false if it has none.
-    pub(super) fn taken(&mut self, node: NodeName, number: u64) -> bool {
-        self.exchange.taken(node, number)
+    /// Answers nodes, and hands on letters.
+    fn reply(&mut self, plane: &mut Plane, replies: Vec<Reply>) {
+        for Reply { peer, timestamp, outcome } in replies {
+            match outcome {
+                Ok(answer) => plane.tell(peer, timestamp, &answer),
+                Err(why) => plane.refuse(peer, timestamp, &why),
+            }
+        }
+        self.hand_on(plane);
+    }
+
+    /// Sends the letters of nodes that have taken their last ones.
+    fn hand_on(&mut self, plane: &mut Plane) {
+        while let Some(Batch { number, to, letters }) = self.exchange.next() {
+            if let Some(lane) = plane.lane(to) {
+                plane.order(lane, number, &Order::Letters(letters));
+            }
+        }
     }
 }
 

@@ -1,0 +1,51 @@
+//! What all parts of the scheduler's thread share: its endpoint, and who is at the other ends.
+
+use std::time::Duration;
+
+use caravan_van::{Endpoint, PeerId};
+use serde::Serialize;
+
+use super::super::control::{self, Loss, Order, Role};
+use super::super::group::NodeName;
+use super::super::members::{Members, Seat};
+
+/// The control plane, seen from its middle.
+pub(super) struct Plane {
+    pub(super) endpoint: Endpoint,
+    pub(super) members: Members,
+    /// The lane of the driver that started the cluster.
+    pub(super) launcher: Option<PeerId>,
+    /// The first node whose loss ends the cluster, which everybody was told.
+    pub(super) lost: Option<Loss>,
+}
+
+impl Plane {
+    /// The time on its clock.
+    pub(super) fn now(&self) -> Duration {
+        self.endpoint.lanes.now()
+    }
+
+    /// The lane of a node that is not lost.
+    pub(super) fn lane(&self, node: NodeName) -> Option<PeerId> {
+        match node {
+            NodeName::Scheduler => self.launcher,
+            NodeName::Server(rank) => self.members.lane(Seat { role: Role::Server, rank }),
+            NodeName::Worker(rank) => self.members.lane(Seat { role: Role::Worker, rank }),
+        }
+    }
+
+    /// Answers a node or a driver; its lane, if it breaks now, is reported separately.
+    pub(super) fn tell(&mut self, peer: PeerId, timestamp: u64, what: &impl Serialize) {
+        let _ = control::answer(&mut self.endpoint, peer, timestamp, what);
+    }
+
+    /// Refuses a request; as [`Plane::tell`].
+    pub(super) fn refuse(&mut self, peer: PeerId, timestamp: u64, why: &str) {
+        let _ = control::refuse(&mut self.endpoint, peer, timestamp, why);
+    }
+
+    /// Gives an order of this number; as [`Plane::tell`].
+    pub(super) fn order(&mut self, peer: PeerId, number: u64, order: &Order) {
+        let _ = control::ask(&mut self.endpoint, peer, number, order);
+    }
+}
