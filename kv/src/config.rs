@@ -88,7 +88,8 @@ pub struct NodeConfig {
     /// Whether the scheduler was there before this node, which then ends once nothing listens there
     /// any more.
     pub launched: bool,
-    /// Time between two heartbeats; a node counts as lost after five times as long.
+    /// Time between two heartbeats; a node counts as lost after five times as long, a server that
+    /// may be lost after twice.
     pub heartbeat: Duration,
     /// How long a client of the servers waits without any answer before it gives up a request.
     pub request_timeout: Duration,

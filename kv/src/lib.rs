@@ -24,7 +24,8 @@
 //!
 //! # Who is lost
 //! Servers and workers of their own processes tell the scheduler every `CARAVAN_HEARTBEAT_MS` that
-//! they live. After five heartbeats without a sign, or when its lane breaks, a node is lost. The
+//! they live. After five heartbeats without a sign, or when its lane breaks, a node is lost; after
+//! two a server that may be lost, without which the others go on (`CARAVAN_SERVER_LOSSES_MAX`). The
 //! scheduler tells the driver and all nodes: [`Cluster::wait`], every wait of a client of
 //! [`Cluster::client`], and every wait of a worker end with [`Error::NodeLost`]. A driver that
 //! computes keeps nobody waiting; while its process is stopped, as by Ctrl-Z, nobody counts as

@@ -54,10 +54,19 @@ impl View {
     /// The chain of a shard that was given to thread `first`: the first `replicas + 1` threads from
     /// there on that are not lost, each in a process of its own. The first of them serves it.
     pub(crate) fn chain(&self, first: usize, replicas: u32) -> impl Iterator<Item = usize> + '_ {
-        let count = self.addresses.len().max(1);
-        let threads = (0..self.processes()).map(move |at| (first + at * self.threads) % count);
-        let living = threads.filter(|thread| !self.lost.contains(thread));
+        let living = self.ring(first).filter(|thread| !self.lost.contains(thread));
         living.take((replicas as usize).saturating_add(1))
+    }
+
+    /// Whether a thread was in that chain when none was lost.
+    pub(crate) fn was_in_chain(&self, first: usize, replicas: u32, thread: usize) -> bool {
+        self.ring(first).take((replicas as usize).saturating_add(1)).any(|it| it == thread)
+    }
+
+    /// A thread of each process, from `first` on.
+    fn ring(&self, first: usize) -> impl Iterator<Item = usize> + '_ {
+        let count = self.addresses.len().max(1);
+        (0..self.processes()).map(move |at| (first + at * self.threads) % count)
     }
 
     /// The thread after thread `of` in a chain.
@@ -93,6 +102,13 @@ mod tests {
         assert_eq!(chain(&view(2, 3, &[]), 0, 9), [0, 2, 4]);
         assert_eq!(chain(&view(1, 2, &[0, 1]), 0, 1), [] as [usize; 0]);
         assert_eq!(chain(&View::default(), 0, 1), [] as [usize; 0]);
+    }
+
+    #[test]
+    fn losses_do_not_change_who_was_in_a_chain() {
+        let view = view(2, 3, &[3, 2]);
+        let was = [0, 1, 2, 3, 4, 5].map(|thread| view.was_in_chain(1, 1, thread));
+        assert_eq!(was, [false, true, false, true, false, false]);
     }
 
     #[test]

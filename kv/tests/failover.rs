@@ -74,7 +74,7 @@ fn cluster(van: Van, threads: usize) -> Cluster {
     let mut config = config(3, 2);
     config.threads = threads;
     config.node.van = van;
-    config.node.heartbeat = Duration::from_millis(100);
+    config.node.heartbeat = Duration::from_millis(400);
     config.node.server_losses_max = 1;
     launch(&config)
 }
@@ -110,7 +110,7 @@ fn goes_on(van: Van, threads: usize, what: &str) {
     let server = pid_of(&cluster, "server 0");
     signal(what, server);
     if what == "STOP" {
-        std::thread::sleep(Duration::from_millis(1200));
+        std::thread::sleep(Duration::from_millis(1600));
         signal("CONT", server);
     }
     let results = cluster.wait(task).unwrap();

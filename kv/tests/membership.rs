@@ -16,7 +16,8 @@ use serde_json::Value;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Time between two heartbeats. A node is lost after five times as long.
+/// Time between two heartbeats. A node is lost after five times as long, a server that may be lost
+/// after twice.
 const HEARTBEAT: Duration = Duration::from_millis(100);
 
 /// How late a loss may be noticed, at most: the patience, and messages on the way.
@@ -201,6 +202,40 @@ fn a_short_stop_is_no_loss() {
     for_each_log(Fate { harm, ..NOTHING }, |log| {
         let at = time_of(log, "driver: worker 0");
         assert!(at > 5 * SECOND && at < 5 * SECOND + NOTICED, "{log:?}");
+    });
+}
+
+/// Pushes to a table with replicas go on two heartbeats after their server has stopped. Of a server
+/// that may not be lost it takes five.
+#[test]
+fn a_server_that_may_be_lost_is_given_up_sooner() {
+    for_each_seed(6, |seed| {
+        let network = Network::new(seed, Faults { detection: 3600 * SECOND, ..Faults::jittery() });
+        let driver = network.spawn("driver", move |network| {
+            let node =
+                NodeConfig { heartbeat: HEARTBEAT, server_losses_max: 1, ..NodeConfig::default() };
+            let config = ClusterConfig { servers: 3, workers: 0, node, ..ClusterConfig::default() };
+            let launch = Launch::Simulated(Handles::default(), Apps::default());
+            let cluster = Cluster::launch(&config, launch).unwrap();
+            let mut client = cluster.client().unwrap();
+            let spec = TableSpec::new(1, "t", ValueType::I64, 1).replicas(1);
+            let table = client.create_table(&spec).unwrap();
+            let mut push_without = |server: &str| {
+                network.freeze(server, 3600 * SECOND);
+                let began = network.now();
+                let pushed = client.push(table, &[0, u64::MAX], &[1_i64, 1]).unwrap();
+                (client.wait(pushed).map(drop), network.now() - began)
+            };
+            network.sleep(SECOND);
+            let (pushed, took) = push_without("server 0");
+            pushed.unwrap();
+            assert!(took > HEARTBEAT && took < 3 * HEARTBEAT, "seed {seed}: {took:?}");
+            let (lost, took) = push_without("server 1");
+            let lost = lost.unwrap_err().to_string();
+            assert!(lost.contains("CARAVAN_SERVER_LOSSES_MAX=1"), "seed {seed}: {lost}");
+            assert!(took > 4 * HEARTBEAT && took < NOTICED, "seed {seed}: {took:?}");
+        });
+        driver.join().unwrap_or_else(|stopped| panic!("seed {seed}: {stopped}"));
     });
 }
 

@@ -304,6 +304,37 @@ fn clients_of_one_process_are_told_apart() {
     assert_eq!(driver.join().unwrap_or_else(|stopped| panic!("{stopped}")), 6);
 }
 
+/// Servers hear of losses from the scheduler: three die one after the other while no worker waits,
+/// and the last one has all copies.
+#[test]
+fn chains_are_filled_up_without_workers() {
+    let network = Network::new(1, Faults::none());
+    let driver = network.spawn("driver", |network| {
+        let mut config = ClusterConfig { servers: 4, workers: 0, ..ClusterConfig::default() };
+        config.node.server_losses_max = 3;
+        let launch = Launch::Simulated(Handles::default(), Apps::default());
+        let cluster = Cluster::launch(&config, launch).unwrap();
+        let mut client = cluster.client().unwrap();
+        let [sums, steps] = tables(1).map(|spec| client.create_table(&spec).unwrap());
+        let keys: Vec<u64> = (0..KEYS).collect();
+        let values: Vec<i64> = (0..KEYS as i64).collect();
+        let pushed = client.push(sums, &keys, &values).unwrap();
+        client.wait(pushed).unwrap();
+        let pushed = client.push(steps, &[7], &[0.5, 1.0]).unwrap();
+        client.wait(pushed).unwrap();
+        let before = pull::<f64>(&mut client, steps);
+        for server in ["server 0", "server 1", "server 2"] {
+            network.crash(server);
+            network.sleep(Duration::from_secs(20));
+        }
+        assert_eq!(pull::<i64>(&mut client, sums), values);
+        assert_eq!(pull::<f64>(&mut client, steps), before);
+        drop(client);
+        cluster.shutdown().unwrap();
+    });
+    driver.join().unwrap_or_else(|stopped| panic!("{stopped}"));
+}
+
 /// A push that its primary has no memory for is in no copy, or in all of them.
 #[test]
 fn a_primary_without_memory_and_its_copy_stay_equal() {

@@ -271,7 +271,7 @@ pub const VARS: &[Var] = &[
     Var {
         name: "CARAVAN_HEARTBEAT_MS",
         default: "1000",
-        help: "milliseconds between two heartbeats, 10 to 3600000; a node counts as lost after five times as long",
+        help: "milliseconds between two heartbeats, 10 to 3600000; a node counts as lost after five times as long, a server that may be lost after twice",
         set: |c, v| {
             count(v, 3_600_000)
                 .filter(|n| *n >= 10)

@@ -100,17 +100,20 @@ impl Member {
     }
 
     /// Waits for the next task; `None` when the job is over, or when `goes_on` returns false
-    /// because this node cannot go on.
+    /// because this node cannot go on. It is told which server threads are lost so far.
     ///
     /// # Errors
     /// [`Error::NodeLost`] if the scheduler is gone.
-    pub(crate) fn next_task(&mut self, goes_on: impl Fn() -> bool) -> Result<Option<Task>> {
+    pub(crate) fn next_task(
+        &mut self,
+        mut goes_on: impl FnMut(&[usize]) -> bool,
+    ) -> Result<Option<Task>> {
         loop {
             self.poll()?;
             if let Some(task) = self.tasks.pop_front() {
                 return Ok(Some(task));
             }
-            if self.ended || !goes_on() {
+            if self.ended || !goes_on(&self.lost_servers) {
                 return Ok(None);
             }
             self.lane.wait(NAP)?;

@@ -16,6 +16,10 @@ use crate::error::{Error, Result};
 /// A node counts as lost after this many heartbeats without a sign.
 pub(crate) const HEARTBEATS: u32 = 5;
 
+/// A server that may be lost counts as lost after this many: the others go on without it, whether
+/// it lives or not.
+const HEARTBEATS_OF_SPARED: u32 = 2;
+
 /// A place in the cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Seat {
@@ -322,6 +326,11 @@ impl Members {
         Err(format!("there is no {node}; there are {servers} servers and {workers} workers"))
     }
 
+    /// The seats of members that are not lost.
+    pub(crate) fn live_seats(&self) -> impl Iterator<Item = Seat> {
+        self.iter().filter(|(_, member)| member.lost.is_none()).map(|(seat, _)| seat)
+    }
+
     /// The ranks of the workers that are not lost.
     pub(crate) fn live_workers(&self) -> Vec<usize> {
         let role = Role::Worker;
@@ -360,22 +369,27 @@ impl Members {
     /// Counts members as lost that were silent for too long, and returns their lanes.
     pub(crate) fn check_silence(&mut self) -> Vec<PeerId> {
         let patience = self.patience();
-        let mut oldest = self.listened;
+        let lost = self.size(Role::Server) - self.live(Role::Server);
+        let mut spared = self.server_losses_max.saturating_sub(lost);
+        let mut due = self.listened + patience;
         let mut silent_ones = Vec::new();
-        for member in self.seats.values_mut() {
+        for (seat, member) in &mut self.seats {
             if !self.complete || !member.join.beats || member.lost.is_some() {
                 continue;
             }
             let silent = self.listened - member.seen;
+            let is_spared = seat.role == Role::Server && spared > 0;
+            let patience = if is_spared { self.heartbeat * HEARTBEATS_OF_SPARED } else { patience };
             if silent >= patience {
                 member.lost = Some(format!("no heartbeat for {:.1} s", silent.as_secs_f64()));
                 silent_ones.push(member.peer);
+                spared -= usize::from(is_spared);
             } else {
-                oldest = oldest.min(member.seen);
+                due = due.min(member.seen + patience);
             }
         }
         let unused = self.lanes.values().filter(|lane| matches!(lane.used, Used::Nothing));
-        self.due = unused.map(|lane| lane.opened).fold(oldest, Duration::min) + patience;
+        self.due = unused.map(|lane| lane.opened + patience).fold(due, Duration::min);
         silent_ones
     }
 

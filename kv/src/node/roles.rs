@@ -1,7 +1,7 @@
 //! The life of servers and workers, from joining to the end.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,6 +25,7 @@ use crate::error::{Error, Result};
 use crate::history;
 use crate::secret::SecretSource;
 use crate::server::{Handles, ServerThread};
+use crate::view::View;
 use crate::worker::{ServerAddress, Waits, Watch, Worker};
 
 /// Runs tasks that the scheduler sends to workers under its name.
@@ -233,7 +234,7 @@ pub fn run_worker(
     let mut node = WorkerNode { worker, config, rank, workers, job, task: 0, member };
     let mut jobs: HashMap<String, JobState> = HashMap::new();
     loop {
-        let Some(mut task) = node.member.borrow_mut().next_task(|| true)? else { return Ok(()) };
+        let Some(mut task) = node.member.borrow_mut().next_task(|_| true)? else { return Ok(()) };
         node.job.clone_from(&task.job);
         node.task = task.number;
         let report = match std::mem::replace(&mut task.work, Work::Forget { drops: false }) {
@@ -347,6 +348,7 @@ pub fn run_server(
     for index in 0..threads {
         let (say_vans, vans) = mpsc::channel();
         let (say_place, place) = mpsc::channel::<Place>();
+        let (say_view, view) = mpsc::channel();
         let (stop, seating) = (stop.clone(), seating.clone());
         let (config, handles) = (config.clone(), handles.clone());
         let serve = move || -> Result<()> {
@@ -359,15 +361,16 @@ pub fn run_server(
             let Ok(place) = backend::receive(&place) else { return Ok(()) };
             let transport = choice::take(opened, place.van)?;
             let endpoint = Endpoint::new(transport, place.node, config.credits);
-            server_thread(config, endpoint, (place.index, place.count), &handles).run(&stop)
+            let thread = server_thread(config, endpoint, (place.index, place.count), &handles);
+            thread.hear_views(view).run(&stop)
         };
         let thread = NodeThread::start(&format!("serve {index}"), serve)?;
-        started.push(Started { thread, vans, place: say_place });
+        started.push(Started { thread, vans, place: say_place, view: say_view });
     }
     let mut outcome = serve_until_end(config, &started, handles, own_process);
     stop.store(true, Ordering::Relaxed);
-    for Started { thread, vans, place } in started {
-        drop((vans, place));
+    for Started { thread, vans, place, view } in started {
+        drop((vans, place, view));
         outcome = thread.join().and(outcome);
     }
     outcome
@@ -385,11 +388,12 @@ fn server_thread(
     thread.record_histories(move |shard, spec| history::create(&folder, shard, spec))
 }
 
-/// A server thread, the vans that work for it, and where to tell it its place.
+/// A server thread, the vans that work for it, and where to tell it its place and who is lost.
 struct Started {
     thread: NodeThread,
     vans: mpsc::Receiver<Vec<Candidate>>,
     place: mpsc::Sender<Place>,
+    view: mpsc::Sender<View>,
 }
 
 /// What a server thread learns when its node has joined.
@@ -428,8 +432,16 @@ fn serve_until_end(
             count: roster.servers.len(),
         });
     }
-    let all_serve = || !started.iter().any(|it| it.thread.is_finished());
-    while let Some(task) = member.next_task(all_serve)? {
+    let addresses = roster.servers.iter().map(|server| server.address.clone()).collect();
+    let mut view = View { addresses, threads: roster.threads, lost: BTreeSet::new() };
+    let mut go_on = |lost: &[usize]| {
+        if lost.len() > view.lost.len() {
+            view.lost.extend(lost);
+            started.iter().for_each(|it| drop(it.view.send(view.clone())));
+        }
+        !started.iter().any(|it| it.thread.is_finished())
+    };
+    while let Some(task) = member.next_task(&mut go_on)? {
         member.report(&task, &Err("servers run no tasks".to_owned()))?;
     }
     Ok(())

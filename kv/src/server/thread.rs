@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io::{self, Write};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
 use caravan_van::wire::Kind;
@@ -22,6 +23,7 @@ use crate::filter::{List, REMEMBERED_BYTES_MAX, Remembered, Traffic};
 use crate::op::Op;
 use crate::runs;
 use crate::table::TableSpec;
+use crate::view::View;
 
 /// Longest sleep while idle, and so the longest delay until a thread notices that it must stop.
 const NAP: Duration = Duration::from_millis(100);
@@ -41,6 +43,8 @@ pub struct ServerThread {
     lists: Remembered,
     /// Lanes that were asked for the keys of a signature.
     lacking: HashMap<PeerId, Lacking>,
+    /// Brings what the scheduler says of lost servers.
+    views: Option<Receiver<View>>,
 }
 
 /// A request that waits for its shard's clock.
@@ -68,7 +72,13 @@ impl ServerThread {
             nodes: Vec::new(),
             parked: BTreeMap::new(),
             lacking: HashMap::new(),
+            views: None,
         }
+    }
+
+    /// Hears from `views` which server threads are lost.
+    pub(crate) fn hear_views(self, views: Receiver<View>) -> Self {
+        ServerThread { views: Some(views), ..self }
     }
 
     /// Limits the lists of keys that this thread remembers for workers to `bytes_max`, and to an
@@ -129,11 +139,18 @@ impl ServerThread {
     /// Only if the van itself is broken.
     pub fn run(&mut self, stop: &AtomicBool) -> Result<()> {
         while !stop.load(Ordering::Relaxed) {
-            if !self.step()? {
+            if !self.step()? && !self.hear() {
                 self.endpoint.wait(if self.tables.is_moving() { RETRY } else { NAP })?;
             }
         }
         Ok(())
+    }
+
+    /// Enters what the scheduler has said of lost servers; returns whether there was anything. A
+    /// thread that is too busy to look hears it from workers, before it can matter.
+    fn hear(&mut self) -> bool {
+        let view = self.views.as_ref().and_then(|views| views.try_recv().ok());
+        view.is_some_and(|view| self.tables.join_view(&view))
     }
 
     /// Processes arrivals without blocking; returns whether there were any.

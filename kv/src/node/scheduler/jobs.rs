@@ -99,6 +99,15 @@ impl Jobs {
         }
     }
 
+    /// Answers the drivers that watch for losses.
+    pub(super) fn answer_watches(&mut self, plane: &mut Plane) {
+        let losses = plane.losses();
+        for (&peer, driver) in &mut self.drivers {
+            let watch = driver.watches.take();
+            watch.into_iter().for_each(|timestamp| plane.tell(peer, timestamp, &losses));
+        }
+    }
+
     /// Goes on without a driver: nobody waits for its tasks, and its job ends.
     pub(super) fn lose_driver(&mut self, plane: &mut Plane, peer: PeerId) {
         let Some(driver) = self.drivers.remove(&peer) else { return };

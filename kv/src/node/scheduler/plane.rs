@@ -1,11 +1,12 @@
 //! What all parts of the scheduler's thread share: its endpoint, and who is at the other ends.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use caravan_van::{Endpoint, PeerId};
 use serde::Serialize;
 
-use super::super::control::{self, Loss, Order, Role};
+use super::super::control::{self, LAST, Loss, Losses, Order, Role};
 use super::super::group::NodeName;
 use super::super::members::{Members, Seat};
 
@@ -17,6 +18,8 @@ pub(super) struct Plane {
     pub(super) launcher: Option<PeerId>,
     /// The first node whose loss ends the cluster, which everybody was told.
     pub(super) lost: Option<Loss>,
+    /// Members that have not been told of the last lost server.
+    pub(super) untold: BTreeSet<Seat>,
 }
 
 impl Plane {
@@ -47,5 +50,30 @@ impl Plane {
     /// Gives an order of this number; as [`Plane::tell`].
     pub(super) fn order(&mut self, peer: PeerId, number: u64, order: &Order) {
         let _ = control::ask(&mut self.endpoint, peer, number, order);
+    }
+
+    /// Gives an order of this number to every member that is there.
+    pub(super) fn order_all(&mut self, number: u64, order: &Order) {
+        let Plane { members, endpoint, .. } = self;
+        for lane in members.live_seats().filter_map(|seat| members.lane(seat)) {
+            let _ = control::ask(endpoint, lane, number, order);
+        }
+    }
+
+    /// Tells members which server threads are lost, as soon as their lanes have room.
+    pub(super) fn tell_untold(&mut self, number: u64) {
+        let order = Order::LostServers(self.members.lost_threads());
+        let Plane { untold, members, endpoint, .. } = self;
+        untold.retain(|&seat| {
+            // One that is lost itself hears nothing.
+            let Some(lane) = members.lane(seat) else { return false };
+            endpoint.lanes.credits(lane) <= LAST
+                || control::ask(endpoint, lane, number, &order).is_err()
+        });
+    }
+
+    /// What drivers that watch hear.
+    pub(super) fn losses(&self) -> Losses {
+        Losses { fatal: self.lost.clone(), servers: self.members.lost_threads() }
     }
 }

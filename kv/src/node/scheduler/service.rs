@@ -17,7 +17,7 @@ use super::super::backend::{self, Van};
 use super::super::barriers::Waiting;
 use super::super::choice::{self, Candidate};
 use super::super::control::{
-    self, Ask, CREDITS, Command, Gathered, Join, LAST, Losses, Order, Program, Pulse, Role, Roster,
+    self, Ask, CREDITS, Command, Gathered, Join, Order, Program, Pulse, Role, Roster,
 };
 use super::super::group::NodeName;
 use super::super::lane::control_config;
@@ -51,8 +51,6 @@ pub(super) struct Service {
     posts: Posts,
     /// Once all have joined: the common van, or why there is none.
     chosen: Option<Result<Van, String>>,
-    /// Workers that have not been told of the last lost server.
-    untold: BTreeSet<usize>,
     ended: Option<String>,
     stop: Arc<AtomicBool>,
 }
@@ -85,14 +83,13 @@ impl Service {
         let members = Members::new(&config, endpoint.lanes.now());
         let launcher = Launcher { identity: driver, is_gone: false, ends: None };
         Ok(Service {
-            plane: Plane { endpoint, members, launcher: None, lost: None },
+            plane: Plane { endpoint, members, launcher: None, lost: None, untold: BTreeSet::new() },
             config,
             own,
             launcher,
             jobs: Jobs::default(),
             posts: Posts::default(),
             chosen: None,
-            untold: BTreeSet::new(),
             ended: None,
             stop,
         })
@@ -178,8 +175,10 @@ impl Service {
             }
             self.check_members();
         }
-        self.tell_untold();
         let Service { plane, jobs, .. } = self;
+        if !plane.untold.is_empty() {
+            plane.tell_untold(jobs.tasks.next_number());
+        }
         for (&peer, driver) in &mut jobs.drivers {
             let Some(gathers) = &mut driver.gathers else { continue };
             if now >= gathers.until {
@@ -232,41 +231,12 @@ impl Service {
         self.jobs.go_on(&mut self.plane);
     }
 
-    /// Tells all workers and drivers which server threads are lost.
+    /// Tells all members and drivers which server threads are lost.
     fn publish_lost_servers(&mut self) {
-        self.untold = self.plane.members.live_workers().into_iter().collect();
-        self.tell_untold();
-        self.tell_watchers();
-    }
-
-    /// Answers the drivers that watch.
-    fn tell_watchers(&mut self) {
-        let losses = self.losses();
         let Service { plane, jobs, .. } = self;
-        for (&peer, driver) in &mut jobs.drivers {
-            let watch = driver.watches.take();
-            watch.into_iter().for_each(|timestamp| plane.tell(peer, timestamp, &losses));
-        }
-    }
-
-    /// Tells workers which server threads are lost, as soon as their lanes have room.
-    fn tell_untold(&mut self) {
-        if self.untold.is_empty() {
-            return;
-        }
-        let order = Order::LostServers(self.plane.members.lost_threads());
-        let number = self.jobs.tasks.next_number();
-        let Service { untold, plane: Plane { members, endpoint, .. }, .. } = self;
-        untold.retain(|&rank| {
-            // One that is lost itself hears nothing.
-            let Ok(lane) = members.worker(rank) else { return false };
-            endpoint.lanes.credits(lane) <= LAST
-                || control::ask(endpoint, lane, number, &order).is_err()
-        });
-    }
-
-    fn losses(&self) -> Losses {
-        Losses { fatal: self.plane.lost.clone(), servers: self.plane.members.lost_threads() }
+        plane.untold = plane.members.live_seats().collect();
+        plane.tell_untold(jobs.tasks.next_number());
+        jobs.answer_watches(plane);
     }
 
     /// Looks for lost members. Tells everybody about the first whose loss ends the cluster; closes
@@ -285,18 +255,10 @@ impl Service {
         }
         tracing::info!(node = loss.node, reason = loss.reason, "lost");
         self.plane.lost = Some(loss.clone());
-        self.tell_watchers();
-        self.jobs.answer_waits(&mut self.plane);
-        self.tell_members(&Order::Lost(loss));
-    }
-
-    /// Gives an order to every member that is there.
-    fn tell_members(&mut self, order: &Order) {
-        let number = self.jobs.tasks.next_number();
-        for (_, member) in self.plane.members.iter().filter(|(_, member)| member.lost.is_none()) {
-            // A lane that breaks now is reported separately; the others do not wait for it.
-            let _ = control::ask(&mut self.plane.endpoint, member.peer, number, order);
-        }
+        let Service { plane, jobs, .. } = self;
+        jobs.answer_watches(plane);
+        jobs.answer_waits(plane);
+        plane.order_all(jobs.tasks.next_number(), &Order::Lost(loss));
     }
 
     /// Does what a driver wants.
@@ -359,10 +321,10 @@ impl Service {
             Command::First { tasks } => jobs.wait_first(plane, peer, (timestamp, tasks)),
             Command::Watch { known } => {
                 driver.watches = Some(timestamp);
-                let losses = self.losses();
+                let losses = plane.losses();
                 if losses.fatal.is_some() || losses.servers.len() > known {
-                    self.jobs.drivers.entry(peer).or_default().watches = None;
-                    self.plane.tell(peer, timestamp, &losses);
+                    driver.watches = None;
+                    plane.tell(peer, timestamp, &losses);
                 }
             }
             Command::Check => {
@@ -373,7 +335,7 @@ impl Service {
             Command::End { .. } if !is_launcher => return Err(Violation::NotLauncher),
             Command::End { reason } => {
                 self.ended = Some(reason);
-                self.tell_members(&Order::End);
+                plane.order_all(jobs.tasks.next_number(), &Order::End);
                 self.launcher.ends = Some((timestamp, now + LEAVE_WITHIN));
             }
         }

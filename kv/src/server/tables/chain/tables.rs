@@ -37,8 +37,15 @@ impl Tables {
         let view: View =
             serde_json::from_slice(message.values()).map_err(|error| error.to_string())?;
         view.check(self.count)?;
-        self.chains.is_due |= self.chains.view.join(&view);
+        self.join_view(&view);
         Ok(())
+    }
+
+    /// Adds what another view has; returns whether this thread did not know all of it.
+    pub(in crate::server) fn join_view(&mut self, view: &View) -> bool {
+        let is_new = self.chains.view.join(view);
+        self.chains.is_due |= is_new;
+        is_new
     }
 
     /// Checks that the node of a lane has proved a role that may ask for this.
@@ -354,8 +361,10 @@ impl Tables {
                 chain.turn_to(next);
             }
             if let Some(server) = next {
-                // A new table may not be everywhere yet: whoever asks for it knows that it is.
-                if chain.is_unused() {
+                // That thread creates an equal copy by itself, with the table.
+                if chain.is_unused()
+                    && chains.view.was_in_chain(chain.first, chain.replicas, server)
+                {
                     continue;
                 }
                 if !chains.reach(endpoint, server) {
