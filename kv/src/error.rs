@@ -131,8 +131,8 @@ pub enum Error {
         /// The timestamp.
         timestamp: u64,
     },
-    /// A request of another node that has its answer.
-    #[error("request {number} of another node was answered before, or never made")]
+    /// A request of another node that waits for no answer.
+    #[error("request {number} of another node was answered before, or that node is gone")]
     Answered {
         /// Its number.
         number: u64,

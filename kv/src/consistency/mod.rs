@@ -49,6 +49,9 @@ pub enum Admission {
     Now,
     /// Park it until the shard's clock has reached this value.
     AfterClock(u64),
+    /// Give it to the shard with a token ([`Shard::keep`](crate::Shard::keep)), which answers it now
+    /// or later.
+    Kept,
 }
 
 /// A request as a model sees it.

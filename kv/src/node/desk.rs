@@ -44,8 +44,8 @@ impl fmt::Display for RequestId {
 }
 
 /// The right to answer a request, once, at any time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Token(u64);
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Token(pub(crate) u64);
 
 /// A request of another node, or of this one.
 #[derive(Debug)]

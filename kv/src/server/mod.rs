@@ -6,6 +6,7 @@ mod found;
 mod handle;
 mod index;
 mod initial;
+mod owed;
 mod shard;
 mod store;
 mod tables;
@@ -16,6 +17,7 @@ pub use found::FoundRows;
 pub use handle::{
     AdaGrad, Adam, Add, Assign, Ftrl, Handles, Momentum, Number, Origin, Rule, Sgd, Sum,
 };
+pub use owed::Answers;
 pub use shard::{Extract, Pulled, Request, Shard};
 pub use tables::{ChainCounters, MoveCounters};
 pub(crate) use tables::{Destination, SentBack};

@@ -7,7 +7,9 @@ use caravan_van::{Buffer, KeyRange, Message, Pool, Shared};
 
 use super::found::FoundRows;
 use super::handle::Origin;
+use super::owed::Answers;
 use crate::consistency::Admission;
+use crate::node::Token;
 use crate::op::Op;
 
 /// A request for keys of a shard. They are strictly ascending and within the shard's range.
@@ -93,6 +95,14 @@ pub trait Shard {
     fn clock(&self) -> u64 {
         0
     }
+
+    /// Takes a request for which [`Shard::admit`] says [`Admission::Kept`]. The shard answers it by
+    /// its token, here or when it keeps any later one; a second answer is an error. A request that
+    /// neither pushes nor pulls is a command, with its body as values.
+    ///
+    /// Tables of such shards have no filters and no consistency model, and their shards do not
+    /// move.
+    fn keep(&mut self, _request: &Request<'_>, _token: Token, _answers: &mut Answers<'_>) {}
 
     /// Whether a push reads each of its values once, and uses them only as numbers to store. Such a
     /// push may read memory that its sender can still write; other values are copied first.

@@ -32,6 +32,7 @@ use self::moving::{Moved, Moves, forward, send_back};
 use self::numbers::Numbers;
 use super::answer::{ReplyTo, answer, answer_pull, place_pull, post, refuse, refuse_dropped};
 use super::handle::Handles;
+use super::owed::Owed;
 use super::shard::{Extract, Request};
 use crate::consistency::{Admission, Blocker};
 use crate::cost::Cost;
@@ -57,6 +58,7 @@ pub(super) struct Tables {
     numbers: Numbers,
     moves: Moves,
     chains: Chains,
+    owed: Owed,
     /// Index of the last request's shard; the next request is probably for it, too.
     last: usize,
 }
@@ -152,6 +154,7 @@ impl Tables {
             numbers: Numbers::new(memory),
             moves: Moves::default(),
             chains: Chains::default(),
+            owed: Owed::default(),
             last: 0,
         }
     }
@@ -354,7 +357,7 @@ impl Tables {
         let peer = client.peer;
         let table = message.table();
         let range = message.range();
-        let Tables { entries, moves, last, .. } = self;
+        let Tables { entries, moves, chains, owed, last, .. } = self;
         let entry = &mut entries[*last];
         if message.op() & FILTERED != 0 {
             check_block(op, entry)?;
@@ -387,8 +390,15 @@ impl Tables {
             if MOVES && entry.moving.as_ref().is_some_and(|it| it.holds(lanes, op.pushes())) {
                 return Ok(Step::Hold);
             }
-            if let Admission::AfterClock(clock) = entry.shard.admit(&request) {
-                return Ok(Step::Park(clock));
+            match entry.shard.admit(&request) {
+                Admission::Now => {}
+                Admission::AfterClock(clock) => return Ok(Step::Park(clock)),
+                Admission::Kept => {
+                    let reply_to = ReplyTo { peer, table, timestamp: message.timestamp() };
+                    keep(lanes, (owed, chains), entry, reply_to, &request)?;
+                    message.advance();
+                    continue;
+                }
             }
             if !is_admitted && let Some(governor) = &mut entry.governor {
                 match governor.arrive(&request)? {
@@ -584,13 +594,23 @@ impl Tables {
                 step = Step::Release;
             }
             Some(Op::Command) => {
-                let entry = self.find(message.table(), message.range().begin())?;
+                let (table, key) = (message.table(), message.range().begin());
+                self.seek(table, key)?;
+                let Tables { entries, chains, owed, last, .. } = self;
+                let entry = &mut entries[*last];
                 if entry.moving.as_ref().is_some_and(|moving| moving.holds(lanes, false)) {
                     return Ok(Step::Hold);
                 }
-                let reply = entry.shard.command(client.node, message.values())?;
-                let values = Values::Copied(&reply);
-                post(lanes, peer, Draft { values, ..answer(Kind::Reply, message) })?;
+                let values = message.values();
+                let request = Request { values, ..Request::of(message, Op::Command, client.node) };
+                if entry.shard.admit(&request) == Admission::Kept {
+                    let reply_to = ReplyTo { peer, table, timestamp: message.timestamp() };
+                    keep(lanes, (owed, chains), entry, reply_to, &request)?;
+                } else {
+                    let reply = entry.shard.command(client.node, values)?;
+                    let values = Values::Copied(&reply);
+                    post(lanes, peer, Draft { values, ..answer(Kind::Reply, message) })?;
+                }
             }
             Some(Op::Checkpoint) => match self.serve_checkpoint(lanes, peer, message)? {
                 Some(reply) => {
@@ -705,6 +725,36 @@ impl Tables {
         }
         Ok(waiting)
     }
+}
+
+/// Gives a request to a shard that keeps it, with a token.
+///
+/// # Errors
+/// The reason why its table has to answer at once.
+#[cold]
+#[inline(never)]
+fn keep(
+    lanes: &mut Lanes,
+    (owed, chains): (&mut Owed, &mut Chains),
+    entry: &mut Entry,
+    reply_to: ReplyTo,
+    request: &Request<'_>,
+) -> Result<(), String> {
+    let Entry { spec, filters, governor, moving, chain, .. } = &*entry;
+    let why = [
+        (filters.is_some(), "has filters"),
+        (governor.is_some(), "has a consistency model"),
+        (chain.is_some(), "has replicas"),
+        (moving.is_some(), "has a shard that moves or is being read"),
+    ];
+    if let Some((_, why)) = why.iter().find(|(is_so, _)| *is_so) {
+        return Err(format!("table {} {why}, so its handle cannot answer later", spec.name));
+    }
+    let token = owed.enter(reply_to);
+    entry.shard.keep(request, token, &mut owed.answers(lanes));
+    chains.broken.append(&mut owed.broken);
+    chains.is_due |= !chains.broken.is_empty();
+    Ok(())
 }
 
 /// Answers a request that was not served.

@@ -407,7 +407,7 @@ impl ServerThread {
     #[cold]
     fn drop_table(&mut self, peer: PeerId, message: &Message) {
         let table = message.table();
-        for reply_to in self.tables.unconfirmed(table) {
+        for reply_to in self.tables.unanswered(table) {
             let refused = refuse_dropped(&mut self.endpoint.lanes, reply_to);
             self.check(reply_to.peer, refused);
         }

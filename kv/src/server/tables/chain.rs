@@ -168,7 +168,7 @@ pub(super) struct Chains {
     /// By lane, the node at the other end.
     nodes: HashMap<PeerId, Node>,
     /// Lanes on which an answer could not be sent.
-    broken: Vec<PeerId>,
+    pub(super) broken: Vec<PeerId>,
     /// Whether there may be anything for [`Tables::advance_chains`] to do.
     pub(super) is_due: bool,
     count: u64,

@@ -384,6 +384,7 @@ impl Tables {
         let destination: Destination =
             serde_json::from_slice(message.values()).map_err(|error| error.to_string())?;
         let (index, count) = (self.index, self.count);
+        let owes = self.owed.owes(table);
         let entry = self.find(table, range.begin())?;
         if destination.server == index {
             return Ok(false);
@@ -401,6 +402,10 @@ impl Tables {
             let name = &entry.spec.name;
             let reason = format!("table {name} has a consistency model, so its shards cannot move");
             return Err(reason.into());
+        }
+        if owes {
+            let name = &entry.spec.name;
+            return Err(format!("table {name} owes answers, so its shards cannot move").into());
         }
         entry.shard.give(range.begin(), 0, &mut Extract::default())?;
         let range = entry.range;
@@ -593,6 +598,7 @@ impl Tables {
     pub(in crate::server) fn forget(&mut self, peer: PeerId) {
         self.forget_reader(peer);
         self.forget_in_chains(peer);
+        self.owed.forget(peer);
         let Moves { gone, released, .. } = &mut self.moves;
         for gone in gone {
             gone.returns.retain(|held| held.peer != peer);

@@ -483,14 +483,15 @@ impl Tables {
         chains.is_due = true;
     }
 
-    /// The answers of a table's requests that are not confirmed.
-    pub(in crate::server) fn unconfirmed(&mut self, table: u32) -> Vec<ReplyTo> {
+    /// Takes out the requests to a table that were served or kept, and are not answered.
+    pub(in crate::server) fn unanswered(&mut self, table: u32) -> Vec<ReplyTo> {
         let of = self.entries.iter_mut().filter(|entry| entry.number == table);
         let items = of.filter_map(|entry| entry.chain.as_mut()).flat_map(|chain| {
             self.moves.released.append(&mut chain.held);
             chain.unconfirmed.drain(..)
         });
-        items.filter_map(|item| item.reply).map(|reply| reply.to).collect()
+        let unconfirmed = items.filter_map(|item| item.reply).map(|reply| reply.to);
+        unconfirmed.chain(self.owed.take_of(table)).collect()
     }
 
     /// A new shard of a table of which another thread tells.
