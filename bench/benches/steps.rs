@@ -57,7 +57,7 @@ fn code(criterion: &mut Criterion) {
             let (mut group, mut coding) = (criterion.benchmark_group("encode"), coding());
             group.throughput(Throughput::Bytes(values.len() as u64));
             group.bench_function(&id, |bench| {
-                bench.iter(|| encode(1, push(&keys, &values), &mut coding, &pool).expect("room"));
+                bench.iter(|| encode(push(&keys, &values), &mut coding, &pool).expect("room"));
             });
             group.finish();
             let mut group = criterion.benchmark_group("decode");
@@ -78,12 +78,12 @@ fn compress(criterion: &mut Criterion) {
     for (name, values) in [("encode/pays", &paying), ("encode/does_not_pay", &not_paying)] {
         let mut coding = Coding::compact();
         group.bench_function(name, |bench| {
-            bench.iter(|| encode(1, push(&keys, values), &mut coding, &pool).expect("room"));
+            bench.iter(|| encode(push(&keys, values), &mut coding, &pool).expect("room"));
         });
     }
     group.bench_function("encode/does_not_pay_first_try", |bench| {
         let encode_first = |mut coding| {
-            let outgoing = encode(1, push(&keys, &not_paying), &mut coding, &pool).expect("room");
+            let outgoing = encode(push(&keys, &not_paying), &mut coding, &pool).expect("room");
             (outgoing, coding)
         };
         bench.iter_batched(Coding::compact, encode_first, BatchSize::NumIterations(64));
@@ -244,7 +244,7 @@ fn push<'a>(keys: &'a [u64], values: &'a [u8]) -> Draft<'a> {
 
 /// The message as it arrives, without the van's prefix.
 fn image(keys: &[u64], values: &[u8], coding: &mut Coding, pool: &Pool) -> Vec<u8> {
-    let outgoing = encode(1, push(keys, values), coding, pool).expect("there is room");
+    let outgoing = encode(push(keys, values), coding, pool).expect("there is room");
     outgoing.head[FRAME_PREFIX..].to_vec()
 }
 
@@ -262,7 +262,7 @@ fn shard(width: u32, handle: &str, memory: &Pool) -> Box<dyn Shard> {
 fn request<'a>(keys: &'a [u64], values: &'a [u8]) -> Request<'a> {
     let (range, lengths) = (KeyRange::ALL, &[][..]);
     let (pushes, pulls, rows) = (true, false, None);
-    Request { sender: 1, clock: 0, range, keys, lengths, values, pushes, pulls, rows }
+    Request { sender: 1, command: 0, clock: 0, range, keys, lengths, values, pushes, pulls, rows }
 }
 
 /// `count` keys in order, one at a random place in every `step` of them.

@@ -41,6 +41,8 @@
 //! | [`Shard`], handle | request handle | user-defined function |
 //! | node, [`node::Scheduler`] | postoffice, scheduler | server manager and task scheduler |
 //! | [`Timestamp`] | timestamp | task number |
+//! | command ([`Worker::set_command`]) | cmd | – |
+//! | [`Token`] of a kept request | `KVMeta` kept for `Response` | – |
 //! | clock | – | iteration, vector clock entry |
 //! | lane, endpoint | van | – |
 //! | table | app id | parameter namespace |

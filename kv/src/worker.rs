@@ -59,6 +59,7 @@ pub struct Worker {
     named: HashMap<u64, Outstanding>,
     moves: Moves,
     recovery: Recovery,
+    command: i32,
     clock: u64,
     /// The namespace that those of its tables are within.
     namespace: String,
@@ -131,6 +132,7 @@ impl Worker {
             named: HashMap::new(),
             moves: Moves::default(),
             recovery,
+            command: 0,
             clock: 0,
             namespace: String::new(),
             implied: Vec::new(),
@@ -237,6 +239,12 @@ impl Worker {
     /// The iteration of the next request.
     pub fn clock(&self) -> u64 {
         self.clock
+    }
+
+    /// Sets the command number of the following pushes, pulls and commands, 0 at first. Their
+    /// handles may read it, and define what it means.
+    pub fn set_command(&mut self, command: i32) {
+        self.command = command;
     }
 
     /// Names the namespace that those of tables are within: table 1 of `weights` is then table 1 of

@@ -379,8 +379,7 @@ fn servers_outlive_their_peers() {
                     _ => Draft::new(Kind::Grant),
                 };
                 let outgoing =
-                    caravan_van::encode(9, draft, &mut Coding::plain(), &raw.about().memory)
-                        .unwrap();
+                    caravan_van::encode(draft, &mut Coding::plain(), &raw.about().memory).unwrap();
                 raw.post_send(peer, outgoing.head.into()).unwrap();
             }
             if misdeed == 3 {

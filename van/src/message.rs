@@ -309,10 +309,10 @@ impl Message {
         self.header().op
     }
 
-    /// Node id of the sender.
+    /// Command of the request.
     #[inline]
-    pub fn sender(&self) -> u32 {
-        self.header().sender.get()
+    pub fn command(&self) -> i32 {
+        self.header().command.get()
     }
 
     /// Table of the message.

@@ -7,7 +7,7 @@ use caravan_van::{Coding, Draft, FRAME_PREFIX, Message, Pool, Values, encode};
 
 fn round_trip(coding: &mut Coding, pool: &Pool, keys: &[u64], values: &[u8]) {
     let draft = Draft { keys, values: Values::Copied(values), ..Draft::new(Kind::Request) };
-    let mut outgoing = encode(1, draft, coding, pool).unwrap();
+    let mut outgoing = encode(draft, coding, pool).unwrap();
     let message = Message::decode(outgoing.head.split_off(FRAME_PREFIX), pool).unwrap();
     assert_eq!((message.keys().len(), message.values().len()), (keys.len(), values.len()));
 }

@@ -83,6 +83,8 @@ pub trait Rule<V>: 'static {
 pub struct Origin {
     /// Node id of the worker.
     pub sender: u32,
+    /// The worker's command number ([`Worker::set_command`](crate::Worker::set_command)).
+    pub command: i32,
     /// The worker's iteration.
     pub clock: u64,
 }
@@ -356,7 +358,7 @@ mod tests {
         let mut hidden = vec![R::Hidden::default(); rule.hidden(1)];
         rule.init(7, &stored, &mut hidden);
         let mut step = |gradient: &V| {
-            let origin = Origin { sender: 1, clock: 3 };
+            let origin = Origin { sender: 1, command: 0, clock: 3 };
             rule.apply(origin, 7, &mut stored, &mut hidden, &[*gradient]);
             stored[0]
         };
@@ -389,7 +391,7 @@ mod tests {
         let small = half::f16::MIN_POSITIVE_SUBNORMAL;
         let mut hidden = [0.0_f32];
         for _ in 0..3 {
-            let origin = Origin { sender: 1, clock: 0 };
+            let origin = Origin { sender: 1, command: 0, clock: 0 };
             rule().unwrap().apply(origin, 7, &mut [half::f16::ONE], &mut hidden, &[small]);
         }
         let pushes = 1.0 + 0.875 + 0.875 * 0.875;

@@ -17,6 +17,8 @@ use crate::op::Op;
 pub struct Request<'a> {
     /// Node id of the worker.
     pub sender: u32,
+    /// The worker's command number ([`Worker::set_command`](crate::Worker::set_command)).
+    pub command: i32,
     /// The worker's iteration.
     pub clock: u64,
     /// Key range of the message.
@@ -41,6 +43,7 @@ impl Request<'_> {
     pub(crate) fn of(message: &Message, op: Op, sender: u32) -> Self {
         Request {
             sender,
+            command: message.command(),
             clock: message.clock(),
             range: message.range(),
             keys: &[],
@@ -55,7 +58,7 @@ impl Request<'_> {
     /// Where it comes from.
     #[inline]
     pub fn origin(&self) -> Origin {
-        Origin { sender: self.sender, clock: self.clock }
+        Origin { sender: self.sender, command: self.command, clock: self.clock }
     }
 }
 

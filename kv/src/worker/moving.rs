@@ -218,6 +218,7 @@ impl Worker {
             let coding = &mut self.tables[table].coding;
             let draft = Draft {
                 op: head.op as u8,
+                command: message.command(),
                 table: number,
                 timestamp,
                 clock: head.clock,

@@ -53,6 +53,7 @@ pub(super) struct Kept {
     table: u32,
     range: KeyRange,
     op: u8,
+    command: i32,
     clock: u64,
     keys: Vec<u64>,
     lengths: Vec<u32>,
@@ -72,9 +73,9 @@ impl Kept {
             Values::Apart(shared) => Body::Shared(shared.clone()),
             _ => Body::Copied(Vec::new()),
         };
-        let Draft { table, range, op, clock, lengths, .. } = *draft;
+        let Draft { table, range, op, command, clock, lengths, .. } = *draft;
         let (keys, lengths) = (keys.to_vec(), lengths.to_vec());
-        Kept { server, table, range, op, clock, keys, lengths, values }
+        Kept { server, table, range, op, command, clock, keys, lengths, values }
     }
 }
 
@@ -273,6 +274,7 @@ impl Worker {
         };
         let draft = Draft {
             op: kept.op,
+            command: kept.command,
             table: kept.table,
             timestamp,
             clock: kept.clock,

@@ -200,6 +200,7 @@ impl Worker {
         let draft = Draft {
             kind: Kind::Request,
             op: Op::from(kind) as u8,
+            command: self.command,
             table: table.1,
             timestamp: timestamp.0,
             clock,
@@ -366,6 +367,7 @@ impl Worker {
             sent.is_some_and(|sent| sent.omits(list.signature, shard, keys.len()))
         });
         let mut draft = Draft {
+            command: self.command,
             range,
             offer,
             signature: list.map(|list| list.signature),
@@ -438,7 +440,8 @@ impl Worker {
         let mut shards = shards;
         let sent = shards.try_for_each(|shard| {
             let values = Values::Copied(body);
-            let draft = Draft { values, ..draft(0, kind, table.1, clock) };
+            let command = self.command;
+            let draft = Draft { command, values, ..draft(0, kind, table.1, clock) };
             self.send_bare(whole, table, shard, draft)
         });
         self.seal(whole, sent.map(|()| None));

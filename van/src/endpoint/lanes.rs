@@ -66,15 +66,9 @@ impl Lanes {
         &self.transport.about().address
     }
 
-    /// Id that this node writes into its messages.
+    /// Id of this node.
     pub fn node(&self) -> u32 {
         self.node
-    }
-
-    /// Sets the id that the scheduler assigned.
-    pub fn set_node(&mut self, node: u32) {
-        self.node = node;
-        self.lanes.iter_mut().flatten().for_each(|lane| lane.packer.forget());
     }
 
     /// Length of the longest image that fits into one frame, in bytes.

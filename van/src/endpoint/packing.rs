@@ -186,7 +186,6 @@ impl Packer {
     /// As [`encode_into`]; the frame is unchanged then.
     pub(super) fn append(
         &mut self,
-        sender: u32,
         draft: &mut Draft<'_>,
         bytes: usize,
         frame_bytes: usize,
@@ -197,7 +196,7 @@ impl Packer {
         let at = self.next_at();
         let memory = self.memory.as_mut().expect("it was reserved");
         let key = if coding.is_plain() { BatchKey::of(draft) } else { None };
-        let len = encode_into(sender, draft, coding, pool, &mut memory[at..])?;
+        let len = encode_into(draft, coding, pool, &mut memory[at..])?;
         if at != self.end {
             memory[self.end..at].fill(0); // the prefix, or padding
         }
@@ -213,14 +212,6 @@ impl Packer {
             Template { key, reply, record_bytes, header, image_bytes: len }
         });
         Ok(())
-    }
-
-    /// Forgets the last message, because the id of the sender in its header has changed.
-    pub(super) fn forget(&mut self) {
-        if let Some(memory) = &mut self.memory {
-            close(self.batch.take(), &mut memory[..self.end]);
-        }
-        self.template = None;
     }
 
     /// Closes the open frame, with a checksum unless the carrier needs none, and returns its bytes

@@ -135,7 +135,7 @@ impl Lanes {
         let open = lane(&mut self.lanes, peer)?;
         if !open.packer.extend(draft) {
             let frame_bytes = open.frame_bytes;
-            open.packer.append(self.node, draft, bytes, frame_bytes, coding, &self.memory)?;
+            open.packer.append(draft, bytes, frame_bytes, coding, &self.memory)?;
         }
         if !std::mem::replace(&mut open.is_listed, true) {
             self.open.push(peer);
@@ -197,7 +197,7 @@ impl Lanes {
     fn post_alone(&mut self, peer: PeerId, draft: Draft<'_>, coding: &mut Coding) -> Result<()> {
         coding.carrier_checks = self.limits.checks_bytes;
         let is_request = draft.kind == Kind::Request;
-        let outgoing = encode(self.node, draft, coding, &self.memory)?;
+        let outgoing = encode(draft, coding, &self.memory)?;
         let frame_bytes = lane(&mut self.lanes, peer)?.frame_bytes;
         let item = match outgoing {
             Outgoing { head, values: Some(values) }

@@ -16,6 +16,8 @@ pub struct Draft<'a> {
     pub kind: Kind,
     /// Operation code of the layer above; the van ignores it.
     pub op: u8,
+    /// Command of the request, which the handle of its table defines; the van ignores it.
+    pub command: i32,
     /// Table of the message.
     pub table: u32,
     /// The sender's request number; a reply repeats that of its request.
@@ -44,6 +46,7 @@ impl Draft<'_> {
         Draft {
             kind,
             op: 0,
+            command: 0,
             table: 0,
             timestamp: 0,
             clock: 0,

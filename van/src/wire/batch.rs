@@ -26,6 +26,7 @@ pub(super) const TIMESTAMP: usize = size_of::<u64>();
 pub(crate) struct BatchKey {
     kind: Kind,
     op: u8,
+    command: i32,
     table: u32,
     clock: u64,
     range: KeyRange,
@@ -36,11 +37,11 @@ pub(crate) struct BatchKey {
 impl BatchKey {
     /// Returns the key of a message to which others can be added as records, if they can.
     pub(crate) fn of(draft: &Draft<'_>) -> Option<BatchKey> {
-        let Draft { kind, op, table, clock, range, .. } = *draft;
+        let Draft { kind, op, command, table, clock, range, .. } = *draft;
         keys_of(kind)?;
         let has_offers = draft.offer.is_some();
         let value_bytes = draft.values.len();
-        let key = BatchKey { kind, op, table, clock, range, has_offers, value_bytes };
+        let key = BatchKey { kind, op, command, table, clock, range, has_offers, value_bytes };
         key.fits(draft).then_some(key)
     }
 
@@ -50,7 +51,8 @@ impl BatchKey {
         draft.keys.len() == usize::from(self.kind == Kind::Request)
             && draft.values.len() == self.value_bytes
             && (draft.kind, draft.op, draft.table) == (self.kind, self.op, self.table)
-            && (draft.clock, draft.range) == (self.clock, self.range)
+            && (draft.command, draft.clock) == (self.command, self.clock)
+            && draft.range == self.range
             && draft.offer.is_some() == self.has_offers
             && draft.lengths.is_empty()
             && draft.signature.is_none()
@@ -58,8 +60,8 @@ impl BatchKey {
 
     /// The table and the value bytes, if the messages are replies with only values.
     pub(crate) fn reply(&self) -> Option<(u32, usize)> {
-        let BatchKey { kind, op, table, clock, range, has_offers, value_bytes } = *self;
-        let is_plain = (kind, op, clock, range) == (Kind::Reply, 0, 0, KeyRange::ALL);
+        let BatchKey { kind, op, command, table, clock, range, has_offers, value_bytes } = *self;
+        let is_plain = (kind, op, command, clock, range) == (Kind::Reply, 0, 0, 0, KeyRange::ALL);
         (is_plain && !has_offers).then_some((table, value_bytes))
     }
 

@@ -2,7 +2,7 @@
 //!
 //! Path: worker > slicer > filter > message > **codec** > endpoint > transport.
 
-use zerocopy::little_endian::{U32, U64};
+use zerocopy::little_endian::{I32, U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::snappy::Compressor;
@@ -61,7 +61,7 @@ impl Coding {
 /// # Panics
 /// On a bug of the caller: keys outside the range, or lengths for other than all named keys. Keys
 /// that do not ascend panic in debug builds only; otherwise the receiver refuses them.
-pub fn encode(sender: u32, draft: Draft<'_>, coding: &mut Coding, pool: &Pool) -> Result<Outgoing> {
+pub fn encode(draft: Draft<'_>, coding: &mut Coding, pool: &Pool) -> Result<Outgoing> {
     let mut draft = draft;
     check_draft(&draft);
     let plan = Plan::new(&draft, coding)?;
@@ -69,7 +69,7 @@ pub fn encode(sender: u32, draft: Draft<'_>, coding: &mut Coding, pool: &Pool) -
     let (prefix, place) = head.split_at_mut(FRAME_PREFIX);
     prefix.fill(0);
     let carrier_checks = coding.carrier_checks;
-    let (image_bytes, apart) = write_image(sender, &mut draft, &plan, coding, pool, place)?;
+    let (image_bytes, apart) = write_image(&mut draft, &plan, coding, pool, place)?;
     seal(&mut place[..image_bytes], carrier_checks);
     head.truncate(FRAME_PREFIX + image_bytes + plan.trailer_bytes);
     if plan.trailer_bytes > 0 {
@@ -89,7 +89,6 @@ pub fn encode(sender: u32, draft: Draft<'_>, coding: &mut Coding, pool: &Pool) -
 /// # Panics
 /// As [`encode`]; if `place` is too short.
 pub(crate) fn encode_into(
-    sender: u32,
     draft: &mut Draft<'_>,
     coding: &mut Coding,
     pool: &Pool,
@@ -97,7 +96,7 @@ pub(crate) fn encode_into(
 ) -> Result<usize> {
     check_draft(draft);
     let plan = Plan::of_short(draft, coding);
-    let (image_bytes, _) = write_image(sender, draft, &plan, coding, pool, place)?;
+    let (image_bytes, _) = write_image(draft, &plan, coding, pool, place)?;
     Ok(image_bytes)
 }
 
@@ -115,7 +114,6 @@ pub(crate) fn seal(frame: &mut [u8], carrier_checks: bool) {
 /// where they lie.
 #[inline(always)]
 fn write_image(
-    sender: u32,
     draft: &mut Draft<'_>,
     plan: &Plan,
     coding: &mut Coding,
@@ -167,7 +165,7 @@ fn write_image(
         kind: draft.kind as u8,
         op: draft.op,
         flags: image.flags,
-        sender: U32::new(sender),
+        command: I32::new(draft.command),
         table: U32::new(draft.table),
         timestamp: U64::new(draft.timestamp),
         clock: U64::new(draft.clock),

@@ -2,14 +2,14 @@
 //!
 //! Path: worker > slicer > filter > message > **codec** > endpoint > transport.
 
-use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::little_endian::{I32, U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// "CRVN": refuses strangers before anything else is read.
 pub const MAGIC: u32 = u32::from_le_bytes(*b"CRVN");
 
 /// Version of all layouts in this file, of streams and of rings in shared memory.
-pub const VERSION: u8 = 7;
+pub const VERSION: u8 = 8;
 
 /// First 64 bytes of every message: one cache line, without padding.
 ///
@@ -30,8 +30,8 @@ pub struct Header {
     pub op: u8,
     /// [`flags`].
     pub flags: u8,
-    /// Node id of the sender.
-    pub sender: U32,
+    /// Command of the request, which the handle of its table defines; the van ignores it.
+    pub command: I32,
     /// Table of the message.
     pub table: U32,
     /// The sender's request number; a reply repeats that of its request.

@@ -31,7 +31,7 @@ fn request() -> Forged {
 
 impl Forged {
     fn new(draft: Draft<'_>) -> Forged {
-        let outgoing = encode(1, draft, &mut Coding::plain(), &Pool::new(1 << 20)).unwrap();
+        let outgoing = encode(draft, &mut Coding::plain(), &Pool::new(1 << 20)).unwrap();
         let (header, sections) = Header::read_from_prefix(&outgoing.head[FRAME_PREFIX..]).unwrap();
         Forged { header, sections: sections.to_vec() }
     }
@@ -92,6 +92,7 @@ fn a_plain_message_is_viewed_in_place() {
     let draft = Draft {
         op: 7,
         table: 2,
+        command: -9,
         timestamp: 3,
         clock: 4,
         range: KeyRange::new(10, 20).unwrap(),
@@ -100,14 +101,14 @@ fn a_plain_message_is_viewed_in_place() {
         values: Values::Copied(&[1, 2, 3]),
         ..Draft::new(Kind::Request)
     };
-    let outgoing = encode(9, draft, &mut Coding::plain(), &pool).unwrap();
+    let outgoing = encode(draft, &mut Coding::plain(), &pool).unwrap();
     assert_eq!(outgoing.image_bytes(), 64 + 24 + 16 + 3);
     let mut image = outgoing.head;
     assert_eq!(&*image.split_to(FRAME_PREFIX), [0; FRAME_PREFIX]);
     let address = image.as_ptr().addr();
     let message = Message::decode(image, &pool).unwrap();
     assert_eq!((message.op(), message.table(), message.timestamp()), (7, 2, 3));
-    assert_eq!((message.clock(), message.sender(), message.kind()), (4, 9, Kind::Request));
+    assert_eq!((message.clock(), message.command(), message.kind()), (4, -9, Kind::Request));
     assert_eq!((message.range(), message.offer()), (KeyRange::new(10, 20).unwrap(), None));
     assert_eq!((message.keys(), message.lengths()), (&[10, 12, 19][..], &[1, 0, 2][..]));
     assert_eq!(message.values(), [1, 2, 3]);
@@ -126,7 +127,7 @@ fn values_apart_follow_the_head() {
         values: Values::Apart(values.clone()),
         ..Draft::new(Kind::Request)
     };
-    let outgoing = encode(1, draft, &mut Coding::plain(), &pool).unwrap();
+    let outgoing = encode(draft, &mut Coding::plain(), &pool).unwrap();
     let apart = outgoing.values.as_ref().unwrap();
     assert_eq!(apart.as_ptr(), values.as_ptr());
     assert_eq!((outgoing.head.len(), outgoing.image_bytes()), (16 + 64 + 16 + 8, 64 + 16 + 12));
@@ -149,7 +150,7 @@ fn what_lands_in_the_wrong_shape_is_refused() {
     let pool = Pool::new(1 << 22);
     let values = Values::Apart(Buffer::adopt(vec![7u8; 12]).share());
     let draft = Draft { keys: &[5], values, ..Draft::new(Kind::Request) };
-    let outgoing = encode(1, draft, &mut Coding::plain(), &pool).unwrap();
+    let outgoing = encode(draft, &mut Coding::plain(), &pool).unwrap();
     let head = &outgoing.head[FRAME_PREFIX..];
     let landed = [&[7; 12][..], &[0; 4], head].concat();
     let refusal = |bytes: &[u8]| match Message::decode_landed(buffer(bytes, &pool), &pool) {
@@ -175,7 +176,7 @@ fn what_lands_in_the_wrong_shape_is_refused() {
     assert!(refusal(&landed[16..]).contains("0 bytes lie before"));
     assert!(refusal(&landed[landed.len() - 7..]).contains("too few"));
     assert!(refusal(&[]).contains("too few"));
-    let plain = encode(1, Draft::new(Kind::Request), &mut Coding::plain(), &pool).unwrap();
+    let plain = encode(Draft::new(Kind::Request), &mut Coding::plain(), &pool).unwrap();
     let head = &plain.head[FRAME_PREFIX..];
     let not_apart = [&[0; 8][..], head, &64u64.to_le_bytes()].concat();
     assert!(refusal(&not_apart).contains("8 bytes lie before a message whose header announces 0"));
@@ -186,7 +187,7 @@ fn empty_values_apart_are_none() {
     let pool = Pool::new(1 << 22);
     let values = Values::Apart(pool.allocate(0).unwrap().share());
     let draft = Draft { values, ..Draft::new(Kind::Request) };
-    let mut outgoing = encode(1, draft, &mut Coding::plain(), &pool).unwrap();
+    let mut outgoing = encode(draft, &mut Coding::plain(), &pool).unwrap();
     assert!(outgoing.values.is_none());
     let message = Message::decode(outgoing.head.split_off(FRAME_PREFIX), &pool).unwrap();
     assert_eq!((message.header().flags, message.values()), (0, &[][..]));
@@ -205,7 +206,7 @@ fn compact_messages_are_smaller_and_the_same() {
         values: Values::Copied(&values),
         ..Draft::new(Kind::Request)
     };
-    let mut outgoing = encode(1, draft, &mut Coding::compact(), &pool).unwrap();
+    let mut outgoing = encode(draft, &mut Coding::compact(), &pool).unwrap();
     assert!(outgoing.image_bytes() < 6000, "{} bytes", outgoing.image_bytes());
     let message = Message::decode(outgoing.head.split_off(FRAME_PREFIX), &pool).unwrap();
     let coded =
@@ -220,7 +221,7 @@ fn compact_messages_are_smaller_and_the_same() {
 fn keys_far_apart_are_not_delta_coded() {
     let pool = Pool::new(1 << 22);
     let draft = Draft { keys: &[1 << 60, 1 << 62], ..Draft::new(Kind::Request) };
-    let mut outgoing = encode(1, draft, &mut Coding::compact(), &pool).unwrap();
+    let mut outgoing = encode(draft, &mut Coding::compact(), &pool).unwrap();
     let message = Message::decode(outgoing.head.split_off(FRAME_PREFIX), &pool).unwrap();
     assert_eq!((message.header().flags, message.keys()), (0, &[1 << 60, 1 << 62][..]));
 }
@@ -233,7 +234,7 @@ fn too_long_a_section_is_an_error_with_a_remedy() {
             |_: &mut [u8]| unreachable!("nothing is written before the sizes are checked");
         let values = Values::Written(bytes, &mut never);
         let draft = Draft { values, ..Draft::new(Kind::Request) };
-        let error = encode(1, draft, &mut Coding::plain(), &pool).unwrap_err();
+        let error = encode(draft, &mut Coding::plain(), &pool).unwrap_err();
         let text =
             format!("{bytes} bytes of values are over a message's 4294967295; cut the key range");
         assert!(error.to_string().starts_with(&text), "{error}");
@@ -241,12 +242,12 @@ fn too_long_a_section_is_an_error_with_a_remedy() {
     let mut never = |_: &mut [u8]| unreachable!("it does not fit beside the keys");
     let values = Values::Written(u32::MAX as usize - 64, &mut never);
     let draft = Draft { keys: &[7], values, ..Draft::new(Kind::Request) };
-    let error = encode(1, draft, &mut Coding::plain(), &pool).unwrap_err();
+    let error = encode(draft, &mut Coding::plain(), &pool).unwrap_err();
     assert!(error.to_string().contains("over a message's 4294967223"), "{error}");
     let mut never = |_: &mut [u8]| unreachable!("there is no memory for it");
     let values = Values::Written(u32::MAX as usize - 64, &mut never);
     let draft = Draft { values, ..Draft::new(Kind::Request) };
-    let error = encode(1, draft, &mut Coding::plain(), &pool).unwrap_err();
+    let error = encode(draft, &mut Coding::plain(), &pool).unwrap_err();
     assert!(matches!(error, Error::OutOfMemory { .. }), "{error}");
 }
 
@@ -254,7 +255,7 @@ fn too_long_a_section_is_an_error_with_a_remedy() {
 #[should_panic(expected = "2 lengths for 1 keys")]
 fn lengths_for_other_keys_are_a_bug() {
     let draft = Draft { keys: &[1], lengths: &[1, 1], ..Draft::new(Kind::Request) };
-    let _ = encode(1, draft, &mut Coding::plain(), &Pool::new(1 << 20));
+    let _ = encode(draft, &mut Coding::plain(), &Pool::new(1 << 20));
 }
 
 #[test]
@@ -262,7 +263,7 @@ fn lengths_for_other_keys_are_a_bug() {
 fn keys_outside_the_range_are_a_bug() {
     let range = KeyRange::new(0, 9).unwrap();
     let draft = Draft { range, keys: &[1, 9], ..Draft::new(Kind::Request) };
-    let _ = encode(1, draft, &mut Coding::plain(), &Pool::new(1 << 20));
+    let _ = encode(draft, &mut Coding::plain(), &Pool::new(1 << 20));
 }
 
 #[test]
@@ -435,7 +436,7 @@ fn snappy_sections_are_checked() {
 fn a_pool_without_room_is_no_fault_of_the_sender() {
     let keys: Vec<u64> = (0..400_000).collect();
     let draft = Draft { keys: &keys, ..Draft::new(Kind::Request) };
-    let mut outgoing = encode(1, draft, &mut Coding::compact(), &Pool::new(1 << 24)).unwrap();
+    let mut outgoing = encode(draft, &mut Coding::compact(), &Pool::new(1 << 24)).unwrap();
     let error = Message::decode(outgoing.head.split_off(FRAME_PREFIX), &Pool::new(1 << 20));
     assert!(matches!(error, Err(Error::OutOfMemory { limit, .. }) if limit == 1 << 20));
 }
@@ -447,7 +448,7 @@ fn a_carrier_that_checks_needs_no_checksum() {
     let mut coding = Coding::plain();
     coding.carrier_checks = true;
     let draft = Draft { keys: &[5], values: Values::Copied(&[7; 20]), ..Draft::new(Kind::Request) };
-    let image = encode(1, draft, &mut coding, &pool).unwrap().head.split_off(FRAME_PREFIX);
+    let image = encode(draft, &mut coding, &pool).unwrap().head.split_off(FRAME_PREFIX);
     assert_eq!(image[CHECKSUM], [0; 4]);
     assert!(matches!(refusal(buffer(&image, &pool)), DecodeError::Checksum { found: 0, .. }));
     let mut message = decode(buffer(&image, &pool), true, &pool).unwrap();

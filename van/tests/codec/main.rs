@@ -51,6 +51,7 @@ impl Content {
         let draft = Draft {
             kind: self.kind,
             op: self.numbers[0] as u8,
+            command: self.numbers[1] as i32 ^ 1,
             table: self.numbers[1] as u32,
             timestamp: self.numbers[2],
             clock: self.numbers[3],
@@ -61,13 +62,13 @@ impl Content {
             lengths: &self.lengths,
             values,
         };
-        encode(self.numbers[1] as u32 ^ 1, draft, coding, pool).unwrap()
+        encode(draft, coding, pool).unwrap()
     }
 
     fn check(&self, message: &Message) {
         assert_eq!((message.kind(), message.op()), (self.kind, self.numbers[0] as u8));
-        let (table, sender) = (self.numbers[1] as u32, self.numbers[1] as u32 ^ 1);
-        assert_eq!((message.table(), message.sender()), (table, sender));
+        let (table, command) = (self.numbers[1] as u32, self.numbers[1] as i32 ^ 1);
+        assert_eq!((message.table(), message.command()), (table, command));
         assert_eq!((message.timestamp(), message.clock()), (self.numbers[2], self.numbers[3]));
         assert_eq!((message.range(), message.offer()), (self.range, self.offer));
         assert_eq!(message.signature(), self.signature);

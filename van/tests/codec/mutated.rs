@@ -214,7 +214,7 @@ fn memory_stays_in_proportion_to_the_input() {
         ..Draft::new(Kind::Request)
     };
     let mut coding = Coding::compact();
-    let mut outgoing = encode(1, draft, &mut coding, &Pool::new(256 << 20)).unwrap();
+    let mut outgoing = encode(draft, &mut coding, &Pool::new(256 << 20)).unwrap();
     let image = outgoing.head.split_off(FRAME_PREFIX);
     let (len, pool) = (image.len(), Pool::new(1 << 40));
     let message = Message::decode(image, &pool).unwrap();

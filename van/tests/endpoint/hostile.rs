@@ -10,7 +10,7 @@ struct Hostile {
 
 impl Hostile {
     fn frame(&mut self, draft: Draft<'_>) -> Result<(), Error> {
-        let outgoing = encode(9, draft, &mut Coding::plain(), &self.transport.about().memory)?;
+        let outgoing = encode(draft, &mut Coding::plain(), &self.transport.about().memory)?;
         self.transport.post_send(self.peer, outgoing.head.into()).map(drop)
     }
 
@@ -26,7 +26,7 @@ impl Hostile {
         let draft =
             Draft { timestamp, values: Values::Copied(&values), ..Draft::new(Kind::Request) };
         let memory = &self.transport.about().memory;
-        let mut outgoing = encode(9, draft, &mut Coding::plain(), memory).unwrap();
+        let mut outgoing = encode(draft, &mut Coding::plain(), memory).unwrap();
         let image = outgoing.head.split_off(FRAME_PREFIX).share();
         self.transport.post_write(self.peer, image.into(), &grant, 8).unwrap();
     }
@@ -81,7 +81,7 @@ fn hostile_peers_lose_only_their_own_lane() {
         for draft in drafts {
             frame.resize(usize::next_multiple_of(frame.len(), 8), 0);
             let at = frame.len();
-            let image = encode(9, draft, &mut Coding::plain(), &pool).unwrap().head;
+            let image = encode(draft, &mut Coding::plain(), &pool).unwrap().head;
             frame.extend_from_slice(&image[FRAME_PREFIX..]);
             frame[at + 60..at + 64].fill(0);
         }
@@ -92,7 +92,7 @@ fn hostile_peers_lose_only_their_own_lane() {
     // A bare reply, with `bytes` bytes behind it that it says are records.
     let run = |kind: Kind, bytes: usize, damage: fn(&mut [u8])| {
         let pool = caravan_van::Pool::new(MIB);
-        let image = encode(9, Draft::new(Kind::Reply), &mut Coding::plain(), &pool).unwrap().head;
+        let image = encode(Draft::new(Kind::Reply), &mut Coding::plain(), &pool).unwrap().head;
         let mut frame = image[FRAME_PREFIX..].to_vec();
         frame[5] = kind as u8;
         frame[52..56].copy_from_slice(&(bytes as u32).to_le_bytes());
@@ -179,7 +179,7 @@ fn what_lands_is_checked() {
     let config = config(2048, 4, 64 * MIB);
     let notice = |memory: &caravan_van::Pool| {
         let draft = Draft { timestamp: 10, ..Draft::new(Kind::Want) };
-        let mut outgoing = encode(9, draft, &mut Coding::plain(), memory).unwrap();
+        let mut outgoing = encode(draft, &mut Coding::plain(), memory).unwrap();
         outgoing.head.split_off(FRAME_PREFIX)
     };
     let garbage = |memory: &caravan_van::Pool| {

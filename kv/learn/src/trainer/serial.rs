@@ -112,6 +112,7 @@ impl Local {
     fn request<'a>(&self, keys: &'a [u64], values: &'a [u8], pushes: bool) -> Result<Request<'a>> {
         Ok(Request {
             sender: 0,
+            command: 0,
             clock: self.clock,
             range: self.spec.range()?,
             keys,

@@ -116,6 +116,7 @@ struct Unconfirmed {
 struct Inputs {
     sender: Sender,
     timestamp: u64,
+    command: i32,
     clock: u64,
     keys: Vec<u64>,
     lengths: Vec<u32>,
@@ -244,6 +245,7 @@ impl Way<'_> {
         };
         let values = [&head.bytes()[..], &inputs.values].concat();
         let draft = Draft {
+            command: inputs.command,
             clock: inputs.clock,
             keys: &inputs.keys,
             lengths: &inputs.lengths,
@@ -541,10 +543,11 @@ impl Chains {
 
 impl Inputs {
     fn of(sender: Sender, timestamp: u64, request: &Request<'_>, is_new: bool) -> Inputs {
-        let Request { clock, keys, lengths, values, .. } = *request;
+        let Request { command, clock, keys, lengths, values, .. } = *request;
         let mut inputs = Inputs {
             sender,
             timestamp,
+            command,
             clock,
             keys: Vec::new(),
             lengths: Vec::new(),

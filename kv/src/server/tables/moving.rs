@@ -259,6 +259,7 @@ pub(super) fn forward(
         return Ok(()); // its rows will be copied after this push
     }
     let draft = Draft {
+        command: request.command,
         clock: request.clock,
         keys: request.keys,
         lengths: request.lengths,
@@ -739,6 +740,7 @@ pub(super) fn send_back(
     let values = [&head.bytes()[..], message.values()].concat();
     let draft = Draft {
         op: Op::Moved as u8,
+        command: message.command(),
         table: message.table(),
         timestamp: message.timestamp(),
         range: to.range,

@@ -12,7 +12,7 @@ use crate::wire::{
 fn read(images: &mut Images, frame: &[u8], carrier_checks: bool, pool: &Pool) -> Vec<String> {
     let say = |message: &Message| {
         format!("{:?} {:?} {message:?}", message.keys(), message.values())
-            + &format!("{:?} {}", message.range(), message.sender())
+            + &format!("{:?} {}", message.range(), message.command())
     };
     let mut buffer = buffer(frame, pool);
     let mut messages = Vec::new();
@@ -35,7 +35,7 @@ fn batch(pool: &Pool) -> Vec<u8> {
     let range = KeyRange::new(3, 9).unwrap();
     let values = Values::Copied(b"value");
     let draft = Draft { range, keys: &[5], values, ..Draft::new(Kind::Request) };
-    let outgoing = encode(1, draft, &mut Coding::plain(), pool).unwrap();
+    let outgoing = encode(draft, &mut Coding::plain(), pool).unwrap();
     let mut image = outgoing.head[FRAME_PREFIX..].to_vec();
     image.resize(image.len().next_multiple_of(ALIGN), 0);
     for timestamp in [7u64, 8] {
@@ -53,7 +53,7 @@ fn batch(pool: &Pool) -> Vec<u8> {
 fn a_frame_is_read_the_same_whatever_came_before() {
     let pool = Pool::new(1 << 22);
     let batch = batch(&pool);
-    let alone = encode(1, Draft::new(Kind::Reply), &mut Coding::plain(), &pool).unwrap();
+    let alone = encode(Draft::new(Kind::Reply), &mut Coding::plain(), &pool).unwrap();
     for (magic, wrong) in [(0, "another protocol"), (MAGIC, "version 0")] {
         let mut blank = [0; size_of::<Header>()];
         blank[..4].copy_from_slice(&magic.to_le_bytes());
@@ -106,7 +106,7 @@ fn a_batch_is_read_message_by_message() {
             values: Values::Copied(&[[1; 16], [2; 16], [3; 16]][number][..value_bytes]),
             ..Draft::new(kind)
         };
-        let image = encode(1, draft(0), &mut Coding::plain(), &pool).unwrap().head;
+        let image = encode(draft(0), &mut Coding::plain(), &pool).unwrap().head;
         let mut frame = image[FRAME_PREFIX..].to_vec();
         frame.resize(frame.len().next_multiple_of(8), 0);
         let key = BatchKey::of(&draft(0)).unwrap();
@@ -139,7 +139,7 @@ fn records_are_checked_like_messages() {
     let values = Values::Copied(b"value");
     let range = KeyRange::new(3, 9).unwrap();
     let draft = Draft { range, keys: &[3], values, ..Draft::new(Kind::Request) };
-    let mut frame = encode(1, draft, &mut Coding::plain(), &pool).unwrap().head[16..].to_vec();
+    let mut frame = encode(draft, &mut Coding::plain(), &pool).unwrap().head[16..].to_vec();
     frame.resize(80 + 24, 0);
     frame[88] = 4; // key of the second message
     let refused = |damage: &dyn Fn(&mut Vec<u8>)| {
