@@ -29,6 +29,8 @@ pub enum ValueType {
     U8,
     F16,
     BF16,
+    U32,
+    U64,
 }
 
 /// Evaluates an expression with a name bound to the Rust type of a table's values.
@@ -38,7 +40,8 @@ macro_rules! with_type {
     ($value:expr, $of:ident => $body:expr) => {
         $crate::table::with_type!(
             $value, $of => $body;
-            F32 = f32, F64 = f64, I32 = i32, I64 = i64, U8 = u8, F16 = half::f16, BF16 = half::bf16;
+            F32 = f32, F64 = f64, I32 = i32, I64 = i64, U8 = u8, F16 = half::f16, BF16 = half::bf16,
+            U32 = u32, U64 = u64;
         )
     };
     (
@@ -58,7 +61,7 @@ pub(crate) use with_type;
 
 impl ValueType {
     /// All types, in order of their codes.
-    pub const ALL: [ValueType; 7] = [
+    pub const ALL: [ValueType; 9] = [
         ValueType::F32,
         ValueType::F64,
         ValueType::I32,
@@ -66,12 +69,20 @@ impl ValueType {
         ValueType::U8,
         ValueType::F16,
         ValueType::BF16,
+        ValueType::U32,
+        ValueType::U64,
     ];
 
     /// The type for `V`.
     #[inline]
     pub fn of<V: Value>() -> Option<ValueType> {
         Self::ALL.get(usize::from(V::CODE).wrapping_sub(1)).copied()
+    }
+
+    /// Whether its values are integers.
+    pub fn is_integer(self) -> bool {
+        use ValueType::{I32, I64, U8, U32, U64};
+        matches!(self, I32 | I64 | U8 | U32 | U64)
     }
 
     /// Size of one value in bytes.

@@ -92,7 +92,7 @@ macro_rules! integers {
         }
     )*};
 }
-integers!(i32, i64, u8);
+integers!(i32, i64, u8, u32, u64);
 
 macro_rules! floats {
     ($($of:ty, $real:ty: $widen:expr, $round:expr, $from_f64:expr;)*) => {$(
@@ -224,7 +224,7 @@ fn table<V: Value>(handle: &str, draws: &mut Draws) -> (TableSpec, Vec<u64>) {
     let value = ValueType::of::<V>().unwrap();
     let width = [1, 1, 2, 3, 17, 40][draws.below(6) as usize];
     let spec = TableSpec::new(1 + draws.below(9) as u32, handle, value, width);
-    let is_float = !matches!(value, ValueType::I32 | ValueType::I64 | ValueType::U8);
+    let is_float = !value.is_integer();
     let initial = match draws.below(3) {
         1 => Initial::constant(3),
         2 if is_float => Initial::Uniform { low: -1.0, high: 0.5, seed: draws.below(99) },
@@ -356,6 +356,8 @@ fn handles_of_integers_equal_their_formulas_to_the_bit() {
     equals_its_formula::<i32>(10);
     equals_its_formula::<i64>(10);
     equals_its_formula::<u8>(10);
+    equals_its_formula::<u32>(5);
+    equals_its_formula::<u64>(5);
 }
 
 /// Runs `body` with a worker of a cluster without faults.
@@ -521,7 +523,7 @@ fn what_a_handle_cannot_do_is_refused_with_the_reason() {
             ),
             (
                 spec("xor", ValueType::F32, 1),
-                "it is for i32, i64 and u8 values, and the table holds f32",
+                "it is for i32, i64, u8, u32 and u64 values, and the table holds f32",
             ),
             (spec("adam", ValueType::F32, 0), "the width is 1 or more, not 0"),
             (sum().options(json!({"rate": 1})), "options are {\"rate\":1}, and it takes none"),

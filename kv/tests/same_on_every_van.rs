@@ -62,9 +62,7 @@ fn tables(van: Van) -> Vec<(String, Vec<u8>)> {
         (Store::Dense, "adam"),
     ] {
         let is_for_all = handle != "adam";
-        let is_integer =
-            |value: &ValueType| matches!(value, ValueType::I32 | ValueType::I64 | ValueType::U8);
-        for value in ValueType::ALL.into_iter().filter(|value| is_for_all || !is_integer(value)) {
+        for value in ValueType::ALL.into_iter().filter(|it| is_for_all || !it.is_integer()) {
             let name = format!("{value:?} {handle} {store:?}");
             let spec = TableSpec::new(found.len() as u32, &name, value, 3).handle(handle);
             let spec = if store == Store::Dense { spec.keys(few).dense() } else { spec };
@@ -74,6 +72,8 @@ fn tables(van: Van) -> Vec<(String, Vec<u8>)> {
                 ValueType::I32 => read::<i32>(&mut workers, &spec, |n| i32::MAX - n as i32),
                 ValueType::I64 => read::<i64>(&mut workers, &spec, |n| i64::MAX - n as i64),
                 ValueType::U8 => read::<u8>(&mut workers, &spec, |n| n as u8),
+                ValueType::U32 => read::<u32>(&mut workers, &spec, |n| u32::MAX - n as u32),
+                ValueType::U64 => read::<u64>(&mut workers, &spec, |n| u64::MAX - n as u64),
                 ValueType::F16 => {
                     read(&mut workers, &spec, |n| f16::from_f32(n as f32 / 7.0 - 1e3))
                 }

@@ -65,7 +65,7 @@ macro_rules! value {
         }
     )*};
 }
-value!(f32 = 1, f64 = 2, i32 = 3, i64 = 4, u8 = 5, f16 = 6, bf16 = 7);
+value!(f32 = 1, f64 = 2, i32 = 3, i64 = 4, u8 = 5, f16 = 6, bf16 = 7, u32 = 8, u64 = 9);
 
 #[cfg(test)]
 mod tests {
@@ -97,6 +97,7 @@ mod tests {
         assert_eq!((u8::BYTES, f16::BYTES, bf16::BYTES), (1, 2, 2));
         assert_eq!((u8::NAME, f16::NAME, bf16::NAME), ("u8", "f16", "bf16"));
         let codes = [f32::CODE, f64::CODE, i32::CODE, i64::CODE, u8::CODE, f16::CODE, bf16::CODE];
-        assert!(codes.windows(2).all(|pair| pair[0] < pair[1]), "{codes:?}");
+        assert_eq!(codes, [1, 2, 3, 4, 5, 6, 7]);
+        assert_eq!([u32::CODE, u64::CODE], [8, 9]);
     }
 }

@@ -66,7 +66,7 @@ macro_rules! number {
         }
     )*};
 }
-number!(f32, f64, i32, i64, u8);
+number!(f32, f64, i32, i64, u8, u32, u64);
 
 macro_rules! half {
     ($($of:ty),*) => {$(

@@ -4,7 +4,7 @@
 
 use super::handle::Number;
 use crate::filter::Draws;
-use crate::table::{Initial, TableSpec, ValueType};
+use crate::table::{Initial, TableSpec};
 
 /// A table's [`Initial`] values as numbers of its type.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -33,7 +33,7 @@ impl<V: Number> Start<V> {
                 None => refuse(&format!("the constant {text:?}, which must be a {}", V::NAME)),
             },
             &Initial::Uniform { low, high, seed } => {
-                if matches!(spec.value, ValueType::I32 | ValueType::I64 | ValueType::U8) {
+                if spec.value.is_integer() {
                     return refuse("random integers: uniform values are f32, f64, f16 or bf16");
                 }
                 let are_finite = [low, high].iter().all(|bound| V::from_f64(*bound).is_finite());
@@ -83,6 +83,7 @@ fn parse<V: Number>(text: &str) -> Option<V> {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
     use super::*;
+    use crate::table::ValueType;
     use half::f16;
 
     fn spec(value: ValueType, initial: Initial) -> TableSpec {

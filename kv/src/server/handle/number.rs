@@ -90,7 +90,7 @@ macro_rules! integer {
         }
     )*};
 }
-integer!(i32, i64, u8);
+integer!(i32, i64, u8, u32, u64);
 
 /// A floating-point number that tables hold. Optimisers compute with its `Real`, which is `f32` for
 /// halves, so that small steps and squares do not vanish.

@@ -42,8 +42,8 @@ pub(super) fn build(
     match &*spec.handle {
         name @ ("and" | "or" | "xor") => with_type!(
             spec.value, V => rows(spec, range, Each(bitwise::<V>(name)), memory);
-            I32 = i32, I64 = i64, U8 = u8;
-            else Err(unsuited(spec, "i32, i64 and u8"))
+            I32 = i32, I64 = i64, U8 = u8, U32 = u32, U64 = u64;
+            else Err(unsuited(spec, "i32, i64, u8, u32 and u64"))
         ),
         name => with_type!(
             spec.value, V => rows(spec, range, Each(arithmetic::<V>(name)), memory)

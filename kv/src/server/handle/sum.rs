@@ -40,7 +40,9 @@ sum!(
     f64: |a, b| a + b,
     i32: i32::wrapping_add,
     i64: i64::wrapping_add,
-    u8: u8::wrapping_add
+    u8: u8::wrapping_add,
+    u32: u32::wrapping_add,
+    u64: u64::wrapping_add
 );
 
 macro_rules! sum_as_f32 {
