@@ -360,6 +360,22 @@ impl Worker {
         self.request_shards(RequestKind::Command, table, 0..shards, self.clock, body)
     }
 
+    /// As [`Worker::command`], to one of [`Worker::shards`] by its place there.
+    ///
+    /// # Errors
+    /// As [`Worker::command`]; [`Error::Config`] if there is no such shard.
+    pub fn command_to(&mut self, table: Table, shard: usize, body: &[u8]) -> Result<Timestamp> {
+        let known = self.known(table)?;
+        let shards = known.map.shards().len();
+        if shard >= shards {
+            let name = &known.spec.name;
+            return Err(Error::Config(format!(
+                "table {name} has {shards} shards, none is {shard}"
+            )));
+        }
+        self.request_shards(RequestKind::Command, table, shard..shard + 1, self.clock, body)
+    }
+
     /// Cost of this thread so far.
     pub fn cost(&self) -> Cost {
         Cost::of_this_thread(&self.counters())

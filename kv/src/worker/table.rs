@@ -406,7 +406,10 @@ impl Worker {
     }
 
     /// The specification of a table.
-    pub(crate) fn spec(&self, table: Table) -> Result<&TableSpec> {
+    ///
+    /// # Errors
+    /// [`Error::UnknownTable`].
+    pub fn spec(&self, table: Table) -> Result<&TableSpec> {
         self.known(table).map(|known| &known.spec)
     }
 

@@ -21,15 +21,10 @@
 //! frequency filter.
 
 use caravan_kv::filter::Filters;
-use caravan_kv::server::{Pulled, Request};
 use caravan_kv::{Table, TableSpec, ValueType, Worker};
-use caravan_van::{Account, KeyRange, Pool};
-use serde::{Deserialize, Serialize};
+use caravan_van::KeyRange;
 
-use crate::sketch::CountMin;
-
-/// Name of this shard's update rule.
-pub(super) const HANDLE: &str = "count-min";
+use crate::sketch::{CountMin, HANDLE, Options};
 
 /// Id of the table of counts.
 const TABLE: u32 = 4;
@@ -37,11 +32,6 @@ const TABLE: u32 = 4;
 /// Fewest cells of a server thread.
 const CELLS_MIN: f64 = 64.0;
 
-/// Most cells of a server thread: 16 GiB.
-const CELLS_MAX: f64 = (1_u64 << 34) as f64;
-
-/// Most hash functions.
-const HASHES_MAX: u8 = 30;
 /// Most cells per feature.
 const RATIO_MAX: f64 = 1e6;
 
@@ -70,9 +60,10 @@ impl Tail {
             () if frequency == u8::MAX => wrong(format!(
                 "features are counted up to 255, so none is in more than {frequency} examples: take 254 or less"
             )),
-            () if !(1..=HASHES_MAX).contains(&hashes) => {
-                wrong(format!("a sketch takes 1 to {HASHES_MAX} hash functions, not {hashes}"))
-            }
+            () if !(1..=Options::HASHES_MAX).contains(&hashes) => wrong(format!(
+                "a sketch takes 1 to {} hash functions, not {hashes}",
+                Options::HASHES_MAX
+            )),
             () if !(ratio > 0.0 && ratio <= RATIO_MAX) => wrong(format!(
                 "cells a feature must be a number above 0 and at most {RATIO_MAX}, not {ratio:e}"
             )),
@@ -91,7 +82,7 @@ impl Tail {
         filters: Filters,
     ) -> caravan_kv::Result<TableSpec> {
         let cells = CountMin::cells_for(workers, columns, self.ratio) / servers.max(1) as f64;
-        if cells > CELLS_MAX {
+        if cells > Options::BYTES_MAX as f64 {
             return Err(caravan_kv::Error::Config(format!(
                 "{} cells for each of up to {columns} features come to {cells:.1e} bytes on each of {servers} server threads: take fewer cells, or more servers",
                 self.ratio
@@ -101,14 +92,6 @@ impl Tail {
         let spec = TableSpec::new(TABLE, "counts", ValueType::U8, 1).keys(keys).handle(HANDLE);
         Ok(spec.filters(filters).options(serde_json::to_value(options)?))
     }
-}
-
-/// Options of the table.
-#[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Options {
-    /// Cells of each server thread.
-    cells: u64,
-    hashes: u8,
 }
 
 /// Step 1: pushes the count of each column, up to 255. `counts: [keys]`.
@@ -142,64 +125,6 @@ pub(super) fn frequent(
     Ok(kept.map(|(key, _)| *key).collect())
 }
 
-/// A server thread's counts.
-pub(super) struct Counts {
-    sketch: CountMin,
-    answer: Vec<u8>,
-    /// Accounts for both.
-    memory: Account,
-}
-
-impl Counts {
-    pub(super) fn new(options: &Options, memory: &Pool) -> Result<Self, String> {
-        let Options { cells, hashes } = *options;
-        if cells as f64 > CELLS_MAX || !(1..=HASHES_MAX).contains(&hashes) {
-            return Err(format!("the settings of a sketch are invalid: {options:?}"));
-        }
-        let mut memory = Account::new(memory, "a sketch");
-        memory.set(cells as usize).map_err(|error| error.to_string())?;
-        let sketch = CountMin::new(cells as usize, hashes);
-        let sketch = sketch.map_err(|error| format!("no memory for {cells} cells: {error}"))?;
-        Ok(Counts { sketch, answer: Vec::new(), memory })
-    }
-}
-
-impl caravan_kv::Shard for Counts {
-    fn push(&mut self, request: &Request<'_>, _memory: &Pool) -> Result<(), String> {
-        let keys = request.keys;
-        let counts = request.values;
-        if counts.len() != keys.len() {
-            return Err(format!("{} keys came with {} counts", keys.len(), counts.len()));
-        }
-        keys.iter().zip(counts).for_each(|(&key, &count)| self.sketch.add(key, count));
-        Ok(())
-    }
-
-    fn reads_once(&self) -> bool {
-        true
-    }
-
-    fn pull(&mut self, request: &Request<'_>) -> Result<Pulled<'_>, String> {
-        self.answer.clear();
-        let reserved = self.memory.reserve(&mut self.answer, request.keys.len());
-        reserved.map_err(|error| error.to_string())?;
-        self.answer.extend(request.keys.iter().map(|&key| self.sketch.estimate(key)));
-        Ok(Pulled::Bytes(self.answer.len()))
-    }
-
-    fn read(&mut self, _request: &Request<'_>, into: &mut [u8]) {
-        into.copy_from_slice(&self.answer);
-    }
-
-    /// Any command ends the counting and frees the sketch.
-    fn command(&mut self, _sender: u32, _body: &[u8]) -> Result<Vec<u8>, String> {
-        self.sketch = CountMin::new(1, 1).map_err(|error| error.to_string())?;
-        self.answer = Vec::new();
-        self.memory.release(usize::MAX);
-        Ok(Vec::new())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -220,11 +145,6 @@ mod tests {
         let huge = Tail { ratio: 1e9, ..Tail::new(4) };
         let said = huge.table(KeyRange::ALL, 2, 1000, 1, Filters::NONE).unwrap_err().to_string();
         assert!(said.contains("fewer cells"), "{said}");
-        let memory = Pool::new(64 << 20);
-        assert!(Counts::new(&Options { cells: u64::MAX, hashes: 2 }, &memory).is_err());
-        let said = Counts::new(&Options { cells: 4 << 30, hashes: 2 }, &memory).err().unwrap();
-        assert!(said.contains("4294967296 bytes") && said.contains("CARAVAN_MEMORY"), "{said}");
-        assert_eq!(memory.bytes_left(), 56 << 20, "nothing is taken for it");
     }
 
     #[test]

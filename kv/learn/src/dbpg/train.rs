@@ -21,9 +21,9 @@ use super::proximal::Proximal;
 use super::schedule::{self, FILTER_OFF, Stop, StopRule};
 use super::screen;
 use super::shard::{self, HANDLE};
-use super::tail;
 use super::worker::{self, APP, Dbpg, Passed};
 use crate::model::Model;
+use crate::sketch;
 
 /// A λ at which no weight leaves 0, and whose sum with a gradient is below [`FILTER_OFF`].
 const LAMBDA_HUGE: f64 = 1e18;
@@ -36,11 +36,7 @@ const LAMBDA_MAX_PASSES: u64 = 50;
 
 /// Update rules that servers need for training.
 pub fn handles(handles: Handles) -> Handles {
-    let handles = handles
-        .with(tail::HANDLE, |spec, _range, memory| {
-            let options = serde_json::from_value(spec.options.clone());
-            Ok(Box::new(tail::Counts::new(&options.map_err(|error| error.to_string())?, memory)?))
-        })
+    let handles = sketch::handle(handles)
         .with(screen::HANDLE, |_, _, memory| Ok(Box::new(screen::Sums::new(memory))))
         .with(newton::SCORES, |_, _, memory| Ok(Box::new(newton::Scores::new(memory))))
         .with(newton::BLOCKS, |spec, _, memory| {

@@ -1,0 +1,137 @@
+//! Goal: tables of sketches count what workers push: never too little, within the bound of the
+//! sketch, and in few bytes.
+//! Method: a Zipf stream over a real van, against exact counts.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+#[path = "../../tests/support/vans.rs"]
+mod vans;
+
+use std::collections::BTreeMap;
+use std::f64::consts::E;
+
+use caravan_kv::filter::Draws;
+use caravan_kv::{
+    Apps, Cluster, ClusterConfig, Handles, Launch, Table, TableSpec, ValueType, Worker,
+};
+use caravan_learn::sketch::{self, Inserts, Options};
+use caravan_van::KeyRange;
+
+/// Distinct keys of the stream.
+const KEYS: u64 = 40_000;
+
+/// Inserts of a batch, and batches of the stream.
+const BATCH: usize = 10_000;
+const BATCHES: usize = 30;
+
+/// A server thread's cells, and its hash functions.
+const CELLS: u64 = 1 << 16;
+const HASHES: u8 = 3;
+
+/// Most bits that a pair of key and count takes on the wire.
+const PAIR_BITS_MAX: u64 = 50;
+
+/// A stream by Zipf's law with exponent 1. Ranks are spread over all servers' keys.
+fn keys() -> impl Iterator<Item = u64> {
+    let mut draws = Draws::new(3, 1);
+    let rank = move || (KEYS as f64).powf(draws.next_unit()) as u64;
+    std::iter::repeat_with(rank).map(|rank| rank * 7919 % KEYS).take(BATCHES * BATCH)
+}
+
+/// A cluster of two servers.
+fn cluster() -> Cluster {
+    let node = vans::node(vans::any());
+    let config = ClusterConfig { servers: 2, workers: 0, threads: 1, node };
+    let launch = Launch::Threads(sketch::handle(Handles::default()), Apps::default());
+    Cluster::launch(&config, launch).unwrap()
+}
+
+fn spec(id: u32, value: ValueType) -> TableSpec {
+    let keys = KeyRange::new(0, KEYS).unwrap();
+    sketch::spec(id, "counts", value, keys, Options { cells: CELLS, hashes: HASHES })
+}
+
+/// Checks the estimates of all keys by the bound of sketches with `cells` cells.
+fn check(worker: &mut Worker, table: Table, exact: &BTreeMap<u64, u64>, cells: u64) {
+    let keys: Vec<u64> = exact.keys().copied().collect();
+    let mut all = [0.0; 2];
+    let server = |key: u64| usize::from(key >= KEYS / 2);
+    exact.iter().for_each(|(key, count)| all[server(*key)] += *count as f64);
+    let estimates = sketch::estimates(worker, table, &keys).unwrap();
+    let mut over = 0;
+    for (key, estimate) in keys.iter().zip(estimates) {
+        let bound = E * f64::from(HASHES) * all[server(*key)] / cells as f64;
+        assert!(estimate >= exact[key], "key {key}: {estimate}, and there are {}", exact[key]);
+        over += usize::from((estimate - exact[key]) as f64 > bound);
+    }
+    let share = over as f64 / keys.len() as f64;
+    println!("{share} of {} keys exceed the bound with {cells} cells", keys.len());
+    assert!(share <= E.powi(-i32::from(HASHES)), "{share}");
+}
+
+fn sketches_are_never_under_and_within_their_bound(value: ValueType) {
+    let cluster = cluster();
+    let mut worker = cluster.client().unwrap();
+    let table = worker.create_table(&spec(1, value)).unwrap();
+    let mut exact: BTreeMap<u64, u64> = BTreeMap::new();
+    let before = worker.counters().bytes_sent;
+    let mut inserts = Inserts::new(&worker, table, BATCH).unwrap();
+    for key in keys() {
+        inserts.add(&mut worker, key, 1).unwrap();
+        *exact.entry(key).or_default() += 1;
+    }
+    inserts.finish(&mut worker).unwrap();
+    let bits = 8 * (worker.counters().bytes_sent - before) / inserts.pairs();
+    println!("{bits} bits a pair, {} pairs", inserts.pairs());
+    assert!(bits <= PAIR_BITS_MAX, "{bits} bits a pair");
+    for cells in [CELLS, CELLS / 2] {
+        check(&mut worker, table, &exact, cells);
+        sketch::halve(&mut worker, table).unwrap();
+    }
+    let unknown = worker.command(table, b"double").unwrap();
+    let said = worker.wait(unknown).unwrap_err().to_string();
+    assert!(said.contains("takes the command halve"), "{said}");
+    drop(worker);
+    cluster.shutdown().unwrap();
+}
+
+#[test]
+fn sketches_of_u32_are_never_under_and_within_their_bound() {
+    sketches_are_never_under_and_within_their_bound(ValueType::U32);
+}
+
+#[test]
+fn sketches_of_u64_are_never_under_and_within_their_bound() {
+    sketches_are_never_under_and_within_their_bound(ValueType::U64);
+}
+
+/// Two tables with half of the stream each become one that equals the table of all of it. Shards
+/// move meanwhile, with their counts.
+#[test]
+fn merged_sketches_are_those_of_both_streams() {
+    let cluster = cluster();
+    let mut worker = cluster.client().unwrap();
+    let tables = [1, 2, 3].map(|id| worker.create_table(&spec(id, ValueType::U64)).unwrap());
+    let [all, first, second] = tables;
+    let mut exact: BTreeMap<u64, u64> = BTreeMap::new();
+    let mut inserts = tables.map(|table| Inserts::new(&worker, table, BATCH).unwrap());
+    for (at, key) in keys().enumerate().take(3 * BATCH) {
+        inserts[0].add(&mut worker, key, 1 << 40).unwrap();
+        inserts[1 + at % 2].add(&mut worker, key, 1 << 40).unwrap();
+        *exact.entry(key).or_default() += 1 << 40;
+    }
+    inserts.iter_mut().for_each(|inserts| inserts.finish(&mut worker).unwrap());
+    assert_eq!(worker.rebalance(first, &[0]).unwrap().len(), 1);
+    sketch::merge(&mut worker, first, second).unwrap();
+    let keys: Vec<u64> = (0..KEYS).collect();
+    let merged = sketch::estimates(&mut worker, second, &keys).unwrap();
+    assert_eq!(merged, sketch::estimates(&mut worker, all, &keys).unwrap());
+    check(&mut worker, second, &exact, CELLS);
+
+    sketch::halve(&mut worker, first).unwrap();
+    let before = sketch::estimates(&mut worker, second, &keys).unwrap();
+    let said = sketch::merge(&mut worker, first, second).unwrap_err().to_string();
+    assert!(said.contains("sketches differ"), "{said}");
+    assert_eq!(sketch::estimates(&mut worker, second, &keys).unwrap(), before);
+    drop(worker);
+    cluster.shutdown().unwrap();
+}
