@@ -3,7 +3,7 @@
 
 use anyhow::{Context, Result, ensure};
 use caravan_kv::checkpoint::{Checkpoints, Folder, Manifest, SavedTable};
-use caravan_kv::{Cluster, Worker};
+use caravan_kv::Worker;
 use serde::Serialize;
 
 use crate::cli::{CheckpointCommand, CheckpointFolder, Common, ExportCheckpoint, StoredCheckpoint};
@@ -72,16 +72,8 @@ pub(crate) fn run(common: &Common, command: &CheckpointCommand) -> Result<()> {
 /// The job that this command is to the cluster.
 const JOB: &str = "checkpoint";
 
-/// Calls `with` with a client of the running cluster.
-fn with_client<T>(common: &Common, with: impl FnOnce(&mut Worker) -> Result<T>) -> Result<T> {
-    let config = cluster::config(common)?;
-    let cluster = Cluster::attach(&config.node, JOB)?;
-    let mut client = cluster.client()?;
-    client.set_namespace("");
-    let result = with(&mut client)?;
-    drop(client);
-    cluster.shutdown()?;
-    Ok(result)
+fn with_client<T>(common: &Common, work: impl FnOnce(&mut Worker) -> Result<T>) -> Result<T> {
+    cluster::with_client(&cluster::config(common)?.node, JOB, work)
 }
 
 fn open(folder: &CheckpointFolder) -> Checkpoints<Folder> {

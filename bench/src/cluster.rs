@@ -3,7 +3,9 @@
 
 use anyhow::{Context, Result, bail};
 use caravan_kv::node::{Scheduler, run_server, run_worker};
-use caravan_kv::{Apps, Cluster, ClusterConfig, Error, Handles, JobRole, Launch, Target, Van};
+use caravan_kv::{
+    Apps, Cluster, ClusterConfig, Error, Handles, JobRole, Launch, NodeConfig, Target, Van, Worker,
+};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -94,6 +96,28 @@ pub(crate) fn launch(config: &ClusterConfig, common: &Common) -> Result<Cluster>
     Cluster::launch(config, launch).map_err(as_usage)
 }
 
+/// Calls `work` with a client of a running cluster, to which this program is the job `job`. The job
+/// ends also where the work fails, so that the next one of its name need not wait until the
+/// scheduler has missed this one.
+///
+/// # Errors
+/// If the cluster cannot be reached or left; those of `work`.
+pub(crate) fn with_client<T>(
+    node: &NodeConfig,
+    job: &str,
+    work: impl FnOnce(&mut Worker) -> Result<T>,
+) -> Result<T> {
+    let cluster = Cluster::attach(node, job)?;
+    let mut client = cluster.client()?;
+    client.set_namespace("");
+    let done = work(&mut client);
+    drop(client);
+    let left = cluster.shutdown();
+    let done = done?;
+    left?;
+    Ok(done)
+}
+
 /// Sends a task to worker 0 and waits for its answer.
 pub(crate) fn ask_first_worker(
     cluster: &mut Cluster,
@@ -157,4 +181,21 @@ fn joined(common: &Common, role: &Role) -> Result<ClusterConfig> {
         )));
     }
     Ok(config)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_ends_where_its_work_fails() {
+        let nodes = Launch::Threads(Handles::default(), Apps::default());
+        let cluster = Cluster::launch(&ClusterConfig::default(), nodes).unwrap();
+        let node = &cluster.config().node;
+        for _ in 0..20 {
+            let failed = with_client(node, "again", |_| -> Result<()> { bail!("no") });
+            assert_eq!(failed.unwrap_err().to_string(), "no");
+        }
+        cluster.shutdown().unwrap();
+    }
 }

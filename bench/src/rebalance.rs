@@ -2,7 +2,7 @@
 //! have keys evenly, or some of them none.
 
 use anyhow::{Result, ensure};
-use caravan_kv::{Cluster, Placed, TableSpec};
+use caravan_kv::{Placed, TableSpec, Worker};
 use serde::Serialize;
 
 use crate::cli::{Common, RebalanceArgs};
@@ -35,11 +35,12 @@ impl Row for Moved {
 /// # Errors
 /// If the cluster cannot be reached, or a table's shards cannot move; the others have moved then.
 pub(crate) fn run(common: &Common, args: &RebalanceArgs) -> Result<()> {
-    let config = cluster::config(common)?;
-    let cluster = Cluster::attach(&config.node, JOB)?;
-    let mut client = cluster.client()?;
-    client.set_namespace("");
     let mut report = Report::new(common.format(), 0);
+    let node = cluster::config(common)?.node;
+    cluster::with_client(&node, JOB, |client| rebalance(client, args, &mut report))
+}
+
+fn rebalance(client: &mut Worker, args: &RebalanceArgs, report: &mut Report) -> Result<()> {
     let tables = client.list_tables(&args.namespace)?;
     let mut stay = 0;
     for spec in tables.iter().filter(|spec| args.table.is_none_or(|id| id == spec.id)) {
@@ -57,8 +58,6 @@ pub(crate) fn run(common: &Common, args: &RebalanceArgs) -> Result<()> {
             }
         }
     }
-    drop(client);
-    cluster.shutdown()?;
     ensure!(stay == 0, "{stay} of {} tables could not be rebalanced", tables.len());
     Ok(())
 }

@@ -3,69 +3,106 @@
 use crate::filter::FILTERED;
 use crate::tracker::RequestKind;
 
-/// Operations of the key-value layer.
+/// Who asks a server thread for an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
-pub(crate) enum Op {
-    Push = 1,
-    Pull = 2,
-    PushPull = 3,
+pub(crate) enum Asker {
+    /// Whoever has a lane.
+    Anybody,
+    /// Workers and drivers.
+    Client,
+    /// Server threads, of each other.
+    Server,
+    /// It is in answers alone.
+    Nobody,
+}
+
+/// Defines [`Op`] from the name, the number and the asker of each operation.
+macro_rules! operations {
+    ($($(#[$doc:meta])* $name:ident = $number:literal by $asker:ident,)*) => {
+        /// Operations of the key-value layer.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        #[repr(u8)]
+        pub(crate) enum Op {
+            $($(#[$doc])* $name = $number,)*
+        }
+
+        impl Op {
+            pub(crate) fn from_raw(raw: u8) -> Option<Op> {
+                Some(match raw {
+                    $($number => Op::$name,)*
+                    _ => return None,
+                })
+            }
+
+            pub(crate) fn asker(self) -> Asker {
+                match self {
+                    $(Op::$name => Asker::$asker,)*
+                }
+            }
+        }
+    };
+}
+
+operations! {
+    Push = 1 by Anybody,
+    Pull = 2 by Anybody,
+    PushPull = 3 by Anybody,
     /// The values are a table's specification as JSON. Table 0 asks the first server thread for the
     /// table's number, which its answer holds; the others are told.
-    Create = 4,
+    Create = 4 by Anybody,
     /// The table's handle defines the values.
-    Command = 5,
+    Command = 5 by Anybody,
     /// The keys of an earlier request with this timestamp, whose signature the server did not know.
     /// The server asks for them by a failure with this operation.
-    Keys = 6,
+    Keys = 6 by Anybody,
     /// The answer's values are the server thread's [`Cost`](crate::Cost) so far, as JSON.
-    Cost = 7,
+    Cost = 7 by Anybody,
     /// Drops the table. As the operation of a failure: the table of the request was dropped.
-    Drop = 8,
+    Drop = 8 by Anybody,
     /// The values are a namespace. The answer's values are the number and the specification of each
     /// table within, as JSON.
-    Tables = 9,
+    Tables = 9 by Anybody,
     /// The sender takes part in the table from the header's clock on. The answer's values are its
     /// clock there, `u64`.
-    Join = 10,
+    Join = 10 by Anybody,
     /// The sender has finished its iterations below the header's clock. The values say below which
     /// iteration it has announced its requests, `u64`.
-    Clock = 11,
+    Clock = 11 by Anybody,
     /// The sender takes part no longer.
-    Leave = 12,
+    Leave = 12 by Anybody,
     /// The values are the new bound of the table's model, `u64`.
-    Bound = 13,
+    Bound = 13 by Anybody,
     /// The shard of the range is to move to another server thread.
-    Move = 14,
+    Move = 14 by Anybody,
     /// A failure: the request comes back, since its shard has moved. A worker sends it again.
-    Moved = 15,
+    Moved = 15 by Nobody,
     /// Nothing but an answer: the worker has heard everything from before.
-    Mark = 16,
+    Mark = 16 by Anybody,
     /// From the owner of a shard to a newcomer: it will come.
-    Take = 17,
+    Take = 17 by Server,
     /// Rows of it.
-    Rows = 18,
+    Rows = 18 by Server,
     /// A push to it, which the owner has applied.
-    Forward = 19,
+    Forward = 19 by Server,
     /// The newcomer owns it now.
-    Own = 20,
+    Own = 20 by Server,
     /// It does not come.
-    Abandon = 21,
+    Abandon = 21 by Server,
     /// How fresh a shard is under its table's model.
-    Fresh = 22,
+    Fresh = 22 by Anybody,
     /// A [`Wish`](crate::checkpoint::Wish) of a client that writes or restores a checkpoint.
-    Checkpoint = 23,
+    Checkpoint = 23 by Anybody,
     /// What the sender knows of the server threads, as JSON ([`View`](crate::view::View)).
-    View = 24,
+    View = 24 by Client,
     /// From a thread of a shard's chain to the next one: follow. The answer's value says whether
     /// that has a whole copy.
-    Follow = 25,
+    Follow = 25 by Server,
     /// The inputs of a request, which the sender has applied.
-    Replicate = 26,
+    Replicate = 26 by Server,
     /// The copy is whole. The values say what was applied of whom.
-    Whole = 27,
+    Whole = 27 by Server,
     /// A failure: the server thread that asked counts as lost.
-    Lost = 28,
+    Lost = 28 by Nobody,
 }
 
 /// Bit of the operation of a push that ends its worker's iteration: the worker has finished all
@@ -80,46 +117,6 @@ pub(crate) const DISCLOSES: u8 = 0x20;
 pub(crate) const BITS: u8 = FILTERED | FINISHES | DISCLOSES;
 
 impl Op {
-    pub(crate) fn from_raw(raw: u8) -> Option<Op> {
-        Some(match raw {
-            1 => Op::Push,
-            2 => Op::Pull,
-            3 => Op::PushPull,
-            4 => Op::Create,
-            5 => Op::Command,
-            6 => Op::Keys,
-            7 => Op::Cost,
-            8 => Op::Drop,
-            9 => Op::Tables,
-            10 => Op::Join,
-            11 => Op::Clock,
-            12 => Op::Leave,
-            13 => Op::Bound,
-            14 => Op::Move,
-            15 => Op::Moved,
-            16 => Op::Mark,
-            17 => Op::Take,
-            18 => Op::Rows,
-            19 => Op::Forward,
-            20 => Op::Own,
-            21 => Op::Abandon,
-            22 => Op::Fresh,
-            23 => Op::Checkpoint,
-            24 => Op::View,
-            25 => Op::Follow,
-            26 => Op::Replicate,
-            27 => Op::Whole,
-            28 => Op::Lost,
-            _ => return None,
-        })
-    }
-
-    /// Whether server threads alone ask each other for it.
-    pub(crate) fn is_between_servers(self) -> bool {
-        use Op::{Abandon, Follow, Forward, Own, Replicate, Rows, Take, Whole};
-        matches!(self, Take | Rows | Forward | Own | Abandon | Follow | Replicate | Whole)
-    }
-
     pub(crate) fn pushes(self) -> bool {
         matches!(self, Op::Push | Op::PushPull)
     }

@@ -434,7 +434,7 @@ fn servers_and_workers_are_told_apart() {
             assert_eq!(roles.map(|it| is_refused(it, op, why)), [true, false, true, true, true]);
         }
         for role in [nobody, server] {
-            assert!(is_refused(role, view, "workers and drivers alone say"), "{role}");
+            assert!(is_refused(role, view, "comes from workers and drivers alone"), "{role}");
         }
         for role in [worker, driver, guest] {
             assert!(is_refused(role, view, "missing field"), "{role}");

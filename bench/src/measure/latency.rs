@@ -155,15 +155,7 @@ mod tests {
     fn task(batches: u32, batch: u64) -> Task {
         let shape = Shape { op: Op::Pull, keys: 1, bytes: 8, window: 1 };
         let effort = Effort { batches, batch };
-        Task {
-            bench: Bench::Latency,
-            shape,
-            effort,
-            lasts: None,
-            key_cache: true,
-            slower_percent: 0,
-            replicas: 0,
-        }
+        Task::new(Bench::Latency, shape, effort)
     }
 
     #[test]

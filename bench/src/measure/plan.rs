@@ -80,16 +80,12 @@ impl Plan<'_> {
             check(shape).map_err(|error| Usage(error.to_string()))?;
             let count = self.iterations.unwrap_or_else(|| self.defaults.count(bytes));
             let effort = Effort::new(count, self.defaults.batches);
-            let slower_percent = *slower;
-            let lasts = duration.map(Duration::from_secs_f64);
             Ok(Task {
-                bench,
-                shape,
-                effort,
-                lasts,
+                lasts: duration.map(Duration::from_secs_f64),
                 key_cache: *key_cache,
-                slower_percent,
+                slower_percent: *slower,
                 replicas: *replicas,
+                ..Task::new(bench, shape, effort)
             })
         };
         ops.iter().flat_map(|&op| sizes.iter().map(move |&bytes| task(op, bytes))).collect()

@@ -232,15 +232,7 @@ mod tests {
 
     fn task(op: Op, bytes: usize, batch: u64) -> Task {
         let shape = Shape { op, keys: 1, bytes, window: 4 };
-        Task {
-            bench: Bench::Rate,
-            shape,
-            effort: Effort { batches: 2, batch },
-            lasts: None,
-            key_cache: true,
-            slower_percent: 0,
-            replicas: 0,
-        }
+        Task::new(Bench::Rate, shape, Effort { batches: 2, batch })
     }
 
     #[test]

@@ -72,6 +72,21 @@ pub(crate) struct Task {
     pub(crate) replicas: u32,
 }
 
+impl Task {
+    /// A row of so many requests as `effort` has, whose lists of keys have names.
+    pub(crate) fn new(bench: Bench, shape: Shape, effort: Effort) -> Task {
+        Task {
+            bench,
+            shape,
+            effort,
+            lasts: None,
+            key_cache: true,
+            slower_percent: 0,
+            replicas: 0,
+        }
+    }
+}
+
 /// The cost of requests on both sides.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Work {

@@ -157,16 +157,7 @@ mod tests {
             let shape = Shape { op: Op::Pull, keys: 1, bytes: 8, window: 2 };
             let effort = Effort { batches: 3, batch: 1_000_000_000 };
             let quarter = Duration::from_millis(250);
-            let lasts = Some(quarter);
-            let task = Task {
-                bench,
-                shape,
-                effort,
-                lasts,
-                key_cache: true,
-                slower_percent: 0,
-                replicas: 0,
-            };
+            let task = Task { lasts: Some(quarter), ..Task::new(bench, shape, effort) };
             let [mut floor, mut subject] = [(); 2].map(|()| Slow(Mock::default()));
             let effort = effort_for(quarter, &task, &mut floor, &mut subject).unwrap();
             assert!((1..=156).contains(&effort.batch) && effort.batches == 3, "{effort:?}");
@@ -179,15 +170,7 @@ mod tests {
         for bench in [Bench::Latency, Bench::Bandwidth, Bench::Rate] {
             let shape = Shape { op: Op::Pull, keys: 1, bytes: 8, window: 2 };
             let effort = Effort { batches: 2, batch: 20 };
-            let task = Task {
-                bench,
-                shape,
-                effort,
-                lasts: None,
-                key_cache: true,
-                slower_percent: 0,
-                replicas: 0,
-            };
+            let task = Task::new(bench, shape, effort);
             let text = serde_json::to_string(&task).unwrap();
             let task: Task = serde_json::from_str(&text).unwrap();
             let made = measure("mock", &task, &mut Mock::default(), &mut Mock::default()).unwrap();

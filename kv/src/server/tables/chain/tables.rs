@@ -10,7 +10,7 @@ use super::{
 };
 use crate::filter::List;
 use crate::node::{Role, is_client};
-use crate::op::Op;
+use crate::op::{Asker, Op};
 use crate::server::answer::{ReplyTo, collect};
 use crate::server::shard::Request;
 use crate::server::tables::{Client, Entry, Held, Known, Step, Tables, Trouble};
@@ -55,11 +55,11 @@ impl Tables {
     /// scheduler tells.
     pub(in crate::server::tables) fn check_role(&self, peer: PeerId, op: Op) -> Result<(), String> {
         let role = self.chains.nodes.get(&peer).map_or(0, |node| node.role);
-        match op {
-            Op::View if !is_client(role) => {
-                Err("workers and drivers alone say which servers are lost".to_owned())
+        match op.asker() {
+            Asker::Client if !is_client(role) => {
+                Err(format!("{op:?} comes from workers and drivers alone, and this is neither"))
             }
-            _ if op.is_between_servers() && Role::of(role) != Some(Role::Server) => {
+            Asker::Server if Role::of(role) != Some(Role::Server) => {
                 Err(format!("{op:?} comes from servers alone, and this is none"))
             }
             _ => Ok(()),
