@@ -2,8 +2,8 @@
 //! exports what is there, and restores it.
 
 use anyhow::{Context, Result, ensure};
-use caravan_kv::checkpoint::{Checkpoints, Folder, Manifest, SavedTable};
 use caravan_kv::Worker;
+use caravan_kv::checkpoint::{Checkpoints, Folder, Manifest, SavedTable};
 use serde::Serialize;
 
 use crate::cli::{CheckpointCommand, CheckpointFolder, Common, ExportCheckpoint, StoredCheckpoint};

@@ -3,20 +3,14 @@
 //! fuzz target, whole and cut short.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use std::path::Path;
-
 #[path = "../fuzz/bodies.rs"]
 mod bodies;
+#[path = "../../van/tests/support/corpus.rs"]
+mod corpus;
+
+use corpus::run;
 
 #[test]
 fn blocks() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus/block");
-    let mut files = 0;
-    for entry in folder.read_dir().unwrap() {
-        let bytes = std::fs::read(entry.unwrap().path()).unwrap();
-        bodies::block(&bytes);
-        (0..bytes.len()).step_by(5).for_each(|end| bodies::block(&bytes[..end]));
-        files += 1;
-    }
-    assert!(files >= 3, "the corpus is not there");
+    run("block", bodies::block);
 }

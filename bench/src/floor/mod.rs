@@ -147,7 +147,26 @@ pub(crate) fn run(answerer: Answerer, at: SocketAddr, wait: Wait) -> Result<()> 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
+    use std::thread::JoinHandle;
+    use std::time::Duration;
+
+    use anyhow::Result;
+    use caravan_van::Wait;
+
     use crate::measure::subject::{Op, Shape, Subject};
+
+    /// Every shape, from a floor whose other side is the thread.
+    pub(super) fn answers_under_every_wait_policy<F: Subject>(
+        floor: impl Fn(Wait) -> (F, JoinHandle<Result<()>>),
+    ) {
+        let bound = Duration::from_micros(50);
+        for wait in [Wait::Yield, Wait::Adaptive(bound), Wait::Block, Wait::default()] {
+            let (mut floor, server) = floor(wait);
+            answers_every_shape(&mut floor, &[(8, 1), (8, 64), (70_000, 3), (1 << 20, 8)]);
+            drop(floor);
+            server.join().unwrap().unwrap();
+        }
+    }
 
     /// One at a time and streamed, every op with each of `sizes`: bytes and window.
     pub(super) fn answers_every_shape(floor: &mut dyn Subject, sizes: &[(usize, usize)]) {

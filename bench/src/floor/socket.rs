@@ -323,7 +323,7 @@ mod tests {
     use std::net::Ipv4Addr;
 
     use super::*;
-    use crate::floor::tests::answers_every_shape;
+    use crate::floor::tests::answers_under_every_wait_policy;
 
     /// A floor whose other side is a thread.
     fn floor(wait: Wait) -> (Floor<Asking>, std::thread::JoinHandle<Result<()>>) {
@@ -335,13 +335,7 @@ mod tests {
 
     #[test]
     fn answers_every_shape_under_every_wait_policy() {
-        let bound = Duration::from_micros(50);
-        for wait in [Wait::Yield, Wait::Adaptive(bound), Wait::Block, Wait::default()] {
-            let (mut floor, server) = floor(wait);
-            answers_every_shape(&mut floor, &[(8, 1), (8, 64), (70_000, 3), (1 << 20, 8)]);
-            drop(floor);
-            server.join().unwrap().unwrap();
-        }
+        answers_under_every_wait_policy(floor);
     }
 
     #[test]

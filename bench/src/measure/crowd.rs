@@ -11,6 +11,7 @@ use caravan_kv::{App, ClusterConfig, Worker, WorkerNode};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::answered;
 use super::figures::milli;
 use super::requests::{Requests, Tables};
 use super::subject::{Shape, Subject};
@@ -121,10 +122,7 @@ impl Crowded {
 
 impl App for Crowded {
     fn run(&mut self, node: &mut WorkerNode, body: Value) -> Result<Value, String> {
-        let streamed = serde_json::from_value(body)
-            .map_err(anyhow::Error::from)
-            .and_then(|task| Ok(serde_json::to_value(self.stream(node, task)?)?));
-        streamed.map_err(|error| format!("{error:#}"))
+        answered(body, |task| self.stream(node, task))
     }
 }
 

@@ -8,6 +8,7 @@ use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::answered;
 use super::figures::quantile_us;
 use super::latency::Timed;
 use super::requests::{Requests, Tables};
@@ -63,8 +64,7 @@ pub(crate) struct Waits {
 impl Waits {
     pub(crate) const NAME: &str = "bench-wait";
 
-    fn measure(&mut self, node: &mut WorkerNode, body: Value) -> Result<Value> {
-        let task: Task = serde_json::from_value(body)?;
+    fn measure(&mut self, node: &mut WorkerNode, task: Task) -> Result<Measured> {
         let seat = match task.scene {
             Scene::OneCore => place::SERVER,
             Scene::TwoCores | Scene::Bursts => node.worker.servers(),
@@ -74,14 +74,13 @@ impl Waits {
         let mut subject =
             Requests::new(&mut node.worker, &mut self.tables, node.config.eager_bytes);
         subject.prepare(SHAPE)?;
-        let measured = Measured { van, ..drive(&mut subject, task)? };
-        Ok(serde_json::to_value(measured)?)
+        Ok(Measured { van, ..drive(&mut subject, task)? })
     }
 }
 
 impl App for Waits {
     fn run(&mut self, node: &mut WorkerNode, body: Value) -> Result<Value, String> {
-        self.measure(node, body).map_err(|error| format!("{error:#}"))
+        answered(body, |task| self.measure(node, task))
     }
 }
 

@@ -75,15 +75,7 @@ pub(crate) struct Task {
 impl Task {
     /// A row of so many requests as `effort` has, whose lists of keys have names.
     pub(crate) fn new(bench: Bench, shape: Shape, effort: Effort) -> Task {
-        Task {
-            bench,
-            shape,
-            effort,
-            lasts: None,
-            key_cache: true,
-            slower_percent: 0,
-            replicas: 0,
-        }
+        Task { bench, shape, effort, lasts: None, key_cache: true, slower_percent: 0, replicas: 0 }
     }
 }
 

@@ -8,6 +8,7 @@ use caravan_kv::{App, WorkerNode};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::answered;
 use super::latency::{self, Latency};
 use super::requests::{Requests, Tables};
 use super::streams::{self, Bandwidth, Rate};
@@ -41,8 +42,7 @@ pub(crate) struct Measure {
 impl Measure {
     pub(crate) const NAME: &str = "bench";
 
-    fn measure(&mut self, node: &mut WorkerNode, body: Value) -> Result<Value> {
-        let task: Task = serde_json::from_value(body)?;
+    fn measure(&mut self, node: &mut WorkerNode, task: &Task) -> Result<Measured> {
         let van = node.worker.van();
         let floor = match &mut self.floor {
             Some(floor) => floor,
@@ -65,15 +65,15 @@ impl Measure {
         let percent = task.slower_percent;
         let mut slower = Slower { subject: &mut subject, percent };
         let subject: &mut dyn Subject = if percent == 0 { slower.subject } else { &mut slower };
-        let mut measured = measure(van, &task, &mut **floor, subject)?;
+        let mut measured = measure(van, task, &mut **floor, subject)?;
         measured.warnings.extend(self.doubt.clone());
-        Ok(serde_json::to_value(measured)?)
+        Ok(measured)
     }
 }
 
 impl App for Measure {
     fn run(&mut self, node: &mut WorkerNode, body: Value) -> Result<Value, String> {
-        self.measure(node, body).map_err(|error| format!("{error:#}"))
+        answered(body, |task| self.measure(node, &task))
     }
 }
 

@@ -12,6 +12,7 @@ use std::io::{self, BufWriter, ErrorKind, IntoInnerError, Write};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use caravan_kv::checkpoint::sync_folder;
 use tempfile::{Builder, NamedTempFile};
 
 use crate::{Error, Result};
@@ -144,16 +145,6 @@ fn create_partial(destination: &Path, mode: Option<u32>) -> io::Result<NamedTemp
         destination.display()
     );
     Err(io::Error::new(ErrorKind::WouldBlock, reason))
-}
-
-/// Makes a rename durable. Ignores a folder that cannot be opened, or that its file system does not
-/// sync separately.
-fn sync_folder(folder: &Path) -> io::Result<()> {
-    let Ok(folder) = File::open(folder) else { return Ok(()) };
-    match folder.sync_all() {
-        Err(error) if error.kind() == ErrorKind::InvalidInput => Ok(()),
-        synced => synced,
-    }
 }
 
 /// Removes partial files of `name` left by killed processes: those that nobody locks, because the

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Named files. What was written survives a loss of power only after [`Disk::sync`], and a new or
 /// other name only after [`Disk::sync_names`].
@@ -79,7 +79,7 @@ impl Disk for Folder {
     }
 
     fn sync_names(&mut self) -> io::Result<()> {
-        File::open(&self.path)?.sync_all()
+        sync_folder(&self.path)
     }
 
     fn open(&self, name: &str) -> io::Result<Box<dyn Read + '_>> {
@@ -93,5 +93,18 @@ impl Disk for Folder {
         };
         let names = entries.map(|entry| Ok(entry?.file_name().into_string().unwrap_or_default()));
         names.collect()
+    }
+}
+
+/// Makes the names in a folder durable. Ignores a folder that may not be opened, or that its file
+/// system does not sync separately.
+///
+/// # Errors
+/// Of the system.
+pub fn sync_folder(folder: &Path) -> io::Result<()> {
+    let Ok(folder) = File::open(folder) else { return Ok(()) };
+    match folder.sync_all() {
+        Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(()),
+        synced => synced,
     }
 }

@@ -10,7 +10,7 @@ mod files;
 mod manifest;
 mod piece;
 
-pub use disk::{Disk, Folder};
+pub use disk::{Disk, Folder, sync_folder};
 pub use files::Checkpoints;
 pub use manifest::{Manifest, SavedShard, SavedTable};
 pub(crate) use piece::Piece;

@@ -9,6 +9,7 @@ use super::found::FoundRows;
 use super::handle::Origin;
 use super::owed::Answers;
 use crate::consistency::Admission;
+use crate::filter::List;
 use crate::node::Token;
 use crate::op::Op;
 
@@ -53,6 +54,20 @@ impl Request<'_> {
             pulls: op.pulls(),
             rows: None,
         }
+    }
+
+    /// This with the record at hand of the message, whose keys are in `list` if it names one.
+    #[inline(always)]
+    pub(crate) fn with_record<'a>(self, message: &'a Message, list: Option<&'a List>) -> Request<'a>
+    where
+        Self: 'a,
+    {
+        let keys = list.map_or(message.keys(), |list| &list.keys);
+        let lengths = match list {
+            Some(list) if list.is_implied => &[],
+            _ => message.lengths(),
+        };
+        Request { keys, lengths, values: message.values(), ..self }
     }
 
     /// Where it comes from.

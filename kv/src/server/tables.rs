@@ -374,16 +374,11 @@ impl Tables {
             && entry.governor.as_ref().is_none_or(|governor| !governor.knows_repeats());
         let mut is_admitted = admitted != Admitted::No;
         while !message.is_empty() {
-            let keys = list.map_or(message.keys(), |list| &list.keys);
-            let lengths = match list {
-                Some(list) if list.is_implied => &[],
-                _ => message.lengths(),
-            };
-            if list.is_none() && !lengths.is_empty() && entry.spec.width > 0 {
+            let request = common.with_record(message, list);
+            let keys = request.keys;
+            if list.is_none() && !request.lengths.is_empty() && entry.spec.width > 0 {
                 return Ok(Step::Expand);
             }
-            let values = message.values();
-            let request = Request { keys, lengths, values, ..common };
             if !is_own {
                 entry.check_keys(keys)?;
             }

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::program::{Program, Task, Work};
+use crate::measure::answered;
 
 /// What a worker answers.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -38,9 +39,7 @@ impl Iterates {
 
 impl App for Iterates {
     fn run(&mut self, node: &mut WorkerNode, body: Value) -> std::result::Result<Value, String> {
-        let task = serde_json::from_value(body).map_err(|error| error.to_string())?;
-        let part = run(node, &task).map_err(|error| error.to_string())?;
-        serde_json::to_value(part).map_err(|error| error.to_string())
+        answered(body, |task| Ok(run(node, &task)?))
     }
 }
 

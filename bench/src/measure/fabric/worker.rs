@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::judge::median;
+use crate::measure::answered;
 
 /// What all workers do at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -56,10 +57,7 @@ impl Links {
 
 impl App for Links {
     fn run(&mut self, node: &mut WorkerNode, body: Value) -> Result<Value, String> {
-        let part = serde_json::from_value(body)
-            .map_err(anyhow::Error::from)
-            .and_then(|task| Ok(serde_json::to_value(part(node, &task)?)?));
-        part.map_err(|error| format!("{error:#}"))
+        answered(body, |task| part(node, &task))
     }
 }
 

@@ -17,6 +17,7 @@ use serde_json::Value;
 use super::drive::{Driven, Finished, KINDS, Limits, Service, drive};
 use super::keys::Lists;
 use super::schedule::{Arrivals, Schedule};
+use crate::measure::answered;
 use crate::measure::figures::encoded;
 use crate::measure::requests::{KEY_GAP, SHARED_BYTES_MIN, scattered};
 
@@ -82,10 +83,7 @@ impl Loads {
 
 impl App for Loads {
     fn run(&mut self, node: &mut WorkerNode, body: Value) -> Result<Value, String> {
-        let part = serde_json::from_value(body)
-            .map_err(anyhow::Error::from)
-            .and_then(|task| Ok(serde_json::to_value(part(node, &task)?)?));
-        part.map_err(|error| format!("{error:#}"))
+        answered(body, |task| part(node, &task))
     }
 }
 

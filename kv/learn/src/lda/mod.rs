@@ -16,7 +16,6 @@ mod sampler;
 use std::ops::Range;
 use std::path::PathBuf;
 
-use caravan_kv::error::with_sources;
 use caravan_kv::filter::Draws;
 use caravan_kv::{TableSpec, ValueType};
 use caravan_van::KeyRange;
@@ -127,11 +126,7 @@ impl Trainer for Lda {
 
     fn load(settings: &Settings, part: &Part) -> Result<Self, String> {
         settings.check()?;
-        let files: Vec<PathBuf> =
-            settings.files.iter().map(|file| part.allow(file)).collect::<Result<_, _>>()?;
-        let shard = Shard::new(part.number as u32, part.parts as u32);
-        let corpus = shard.and_then(|shard| Corpus::read(&files, shard));
-        let corpus = corpus.map_err(|error| with_sources(&error))?;
+        let corpus = part.read(&settings.files, Corpus::read)?;
         if corpus.vocabulary() > settings.words {
             let word = corpus.vocabulary() - 1;
             return Err(format!("word {word} is not below {}, the vocabulary", settings.words));

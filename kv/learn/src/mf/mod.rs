@@ -13,12 +13,10 @@ mod ratings;
 
 use std::path::PathBuf;
 
-use caravan_kv::error::with_sources;
 use caravan_kv::{Initial, TableSpec, ValueType};
 use serde::{Deserialize, Serialize};
 
 pub use self::ratings::{KEY_MAX, Rating, Ratings};
-use crate::data::Shard;
 use crate::model::RowModel;
 use crate::trainer::{Descent, Factors, Part, Step, Trainer};
 
@@ -93,11 +91,7 @@ impl Trainer for Mf {
                 "a step of {batch} ratings around {mean}: take 1 or more, around a number"
             ));
         }
-        let files: Vec<PathBuf> =
-            settings.files.iter().map(|file| part.allow(file)).collect::<Result<_, _>>()?;
-        let shard = Shard::new(part.number as u32, part.parts as u32);
-        let ratings = shard.and_then(|shard| Ratings::read(&files, shard));
-        let ratings = ratings.map_err(|error| with_sources(&error))?;
+        let ratings = part.read(&settings.files, Ratings::read)?;
         let batches = ratings.all.chunks(batch).map(Batch::of).collect();
         Ok(Mf { mean, l2, factors: factors as usize, batches })
     }

@@ -183,7 +183,7 @@ impl Part {
     /// # Errors
     /// Text with the file, and the line if one is wrong.
     pub fn examples(&self, files: &[PathBuf]) -> Result<Examples, String> {
-        self.read(files, data::Shard::new(self.number as u32, self.parts as u32))
+        self.read(files, |files, shard| data::read(files, shard, NonZeroUsize::MIN))
     }
 
     /// The examples of all parts.
@@ -191,18 +191,22 @@ impl Part {
     /// # Errors
     /// As [`Part::examples`].
     pub fn all_examples(&self, files: &[PathBuf]) -> Result<Examples, String> {
-        self.read(files, Ok(data::Shard::ALL))
+        self.read(files, |files, _| data::read(files, data::Shard::ALL, NonZeroUsize::MIN))
     }
 
-    fn read(
+    /// What `read` makes of the rows of this part in files, if the worker may read them.
+    ///
+    /// # Errors
+    /// As [`Part::examples`].
+    pub(crate) fn read<T>(
         &self,
         files: &[PathBuf],
-        shard: crate::Result<data::Shard>,
-    ) -> Result<Examples, String> {
+        read: impl FnOnce(&[PathBuf], data::Shard) -> crate::Result<T>,
+    ) -> Result<T, String> {
         let files: Vec<PathBuf> =
             files.iter().map(|it| self.allow(it)).collect::<Result<_, _>>()?;
-        let read = shard.and_then(|shard| data::read(&files, shard, NonZeroUsize::MIN));
-        read.map_err(|error| with_sources(&error))
+        let shard = data::Shard::new(self.number as u32, self.parts as u32);
+        shard.and_then(|shard| read(&files, shard)).map_err(|error| with_sources(&error))
     }
 }
 

@@ -82,15 +82,11 @@ impl Tables {
         let incarnation = chains.nodes.get(&client.peer).map_or(0, |node| node.incarnation);
         let sender = Sender { node: client.node, incarnation };
         while !message.is_empty() {
-            let keys = list.map_or(message.keys(), |list| &list.keys);
-            let lengths = match list {
-                Some(list) if list.is_implied => &[],
-                _ => message.lengths(),
-            };
-            if list.is_none() && !lengths.is_empty() && entry.spec.width > 0 {
+            let mut request = Request::of(message, op, client.node).with_record(message, list);
+            if list.is_none() && !request.lengths.is_empty() && entry.spec.width > 0 {
                 return Ok(Step::Expand);
             }
-            entry.check_keys(keys)?;
+            entry.check_keys(request.keys)?;
             let Entry { chain: Some(chain), shard, spec, filters, .. } = &mut *entry else {
                 return Ok(Step::Done);
             };
@@ -105,16 +101,13 @@ impl Tables {
             let memory = lanes.memory().clone();
             let decoded = match filters {
                 Some(filters) if op.pushes() => {
-                    filters.receive(spec, message, keys.len(), &memory)?
+                    filters.receive(spec, message, request.keys.len(), &memory)?
                 }
                 _ => None,
             };
-            let values = message.values();
-            let mut request =
-                Request { keys, lengths, values, ..Request::of(message, op, client.node) };
             if let Some(decoded) = &decoded {
                 request.values = &decoded.values;
-                request.lengths = decoded.lengths.as_deref().unwrap_or(lengths);
+                request.lengths = decoded.lengths.as_deref().unwrap_or(request.lengths);
             }
             let timestamp = message.timestamp();
             let is_new = op.pushes() && chain.is_new(sender, timestamp);
