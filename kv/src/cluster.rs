@@ -50,6 +50,7 @@ pub struct Cluster {
 }
 
 struct Node<T> {
+    role: Role,
     name: String,
     run: T,
 }
@@ -183,7 +184,7 @@ impl Cluster {
                     let spawned = spawn_node(&mut command, &self.config);
                     let run =
                         spawned.map_err(|source| Error::Spawn { what: name.clone(), source })?;
-                    self.children.push(Node { name, run });
+                    self.children.push(Node { role, name, run });
                 }
                 Launch::Simulated(handles, apps) => {
                     let config = self.config.node.clone();
@@ -194,7 +195,7 @@ impl Cluster {
                         Role::Worker => node::run_worker(&config, Some(rank), &apps, false),
                     };
                     let run = node::SimulatedNode::start(&name, run)?;
-                    self.simulated.push(Node { name, run });
+                    self.simulated.push(Node { role, name, run });
                 }
                 Launch::Threads(handles, apps) => {
                     let config = self.config.clone();
@@ -214,7 +215,7 @@ impl Cluster {
                     let run = builder
                         .spawn(run)
                         .map_err(|source| Error::Spawn { what: name.clone(), source })?;
-                    self.threads.push(Node { name, run });
+                    self.threads.push(Node { role, name, run });
                 }
             }
         }
@@ -391,15 +392,15 @@ impl Cluster {
         let until = scheduler.now() + END_WITHIN;
         for mut child in self.children.drain(..) {
             let ended = end_child(&mut child, &mut scheduler, until);
-            outcome.add(&child.name, ended);
+            outcome.add(child.role, &child.name, ended);
         }
         drop(scheduler);
         for thread in self.threads.drain(..) {
-            let name = thread.name.clone();
-            outcome.add(&name, joined(thread));
+            let (role, name) = (thread.role, thread.name.clone());
+            outcome.add(role, &name, joined(thread));
         }
-        for Node { name, run } in self.simulated.drain(..) {
-            outcome.add(&name, run.join());
+        for Node { role, name, run } in self.simulated.drain(..) {
+            outcome.add(role, &name, run.join());
         }
         outcome.first
     }
@@ -413,10 +414,9 @@ struct Outcome {
 }
 
 impl Outcome {
-    fn add(&mut self, name: &str, ended: Result<()>) {
+    fn add(&mut self, role: Role, name: &str, ended: Result<()>) {
         let Err(error) = ended else { return };
-        let is_it = |role: Role| name.starts_with(&role.to_string());
-        let mut spared = self.spared.iter_mut().filter(|(role, left)| is_it(*role) && *left > 0);
+        let mut spared = self.spared.iter_mut().filter(|(of, left)| *of == role && *left > 0);
         if let Some((_, left)) = spared.next() {
             *left -= 1;
             return tracing::warn!(%error, name, "it did not end well; it is not needed");

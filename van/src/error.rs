@@ -2,7 +2,7 @@
 
 use std::io;
 
-use crate::handshake::{REFUSED, STRANGE};
+use crate::handshake::Reason;
 use crate::transport::{PeerId, WRITE_AT_ALIGN, WRITE_AT_END, WRITE_BYTES_MAX};
 
 /// The van's result.
@@ -96,7 +96,7 @@ pub enum Error {
         /// Its address as this side knows it.
         address: String,
         /// The reason.
-        reason: String,
+        reason: Reason,
     },
     /// A connection could not be made.
     #[error("cannot connect to {address}")]
@@ -187,7 +187,7 @@ impl Error {
     /// Whether a lane to a reachable peer was refused because one of the two could not prove that
     /// it belongs to the other's cluster.
     pub fn is_refusal(&self) -> bool {
-        matches!(self, Error::PeerLost { reason, .. } if [REFUSED, STRANGE].contains(&&reason[..]))
+        matches!(self, Error::PeerLost { reason: Reason::Refused | Reason::Unproved, .. })
     }
 }
 

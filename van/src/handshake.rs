@@ -58,8 +58,36 @@ pub const REFUSAL_BYTES: usize = PREFIX;
 /// Length of a proof, in bytes.
 pub const PROOF_BYTES: usize = size_of::<Hello>() + TAG;
 
-/// Why a side ends a handshake, for its own log.
-pub type Reason = String;
+/// Why a handshake or a lane has ended.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Reason {
+    /// The other side does not accept this node.
+    #[error(
+        "it refused this node (its log says why: most likely another CARAVAN_SECRET or CARAVAN_JOB, or only one of the two with --encrypt)"
+    )]
+    Refused,
+    /// The other side does not belong to this node's cluster.
+    #[error(
+        "it could not prove that it belongs here: it has another secret or job, another kind of van, or only one side encrypts"
+    )]
+    Unproved,
+    /// Anything else.
+    #[error("{0}")]
+    Other(String),
+}
+
+impl From<String> for Reason {
+    fn from(reason: String) -> Reason {
+        Reason::Other(reason)
+    }
+}
+
+impl From<&str> for Reason {
+    fn from(reason: &str) -> Reason {
+        Reason::Other(reason.to_owned())
+    }
+}
 
 /// A transport's secret and its hello.
 #[derive(Debug)]
@@ -185,7 +213,7 @@ impl Credentials {
     /// If it is this transport's own, sent back by somebody.
     pub(crate) fn is_other(&self, hello: &Hello) -> Result<(), Reason> {
         match hello.transport == self.hello.transport {
-            true => Err("it is this node itself".to_owned()),
+            true => Err("it is this node itself".into()),
             false => Ok(()),
         }
     }
@@ -246,7 +274,7 @@ impl Cipher {
     ///
     /// # Errors
     /// If it was changed on the way, or sealed with other keys.
-    pub(crate) fn open(&mut self, sealed: &[u8], plain: &mut [u8]) -> Result<usize, Reason> {
+    pub(crate) fn open(&mut self, sealed: &[u8], plain: &mut [u8]) -> Result<usize, String> {
         let len = self.keys.read_message(self.next, sealed, plain);
         self.next += 1;
         len.map_err(|_| "the data was changed on the way, or not encrypted by this peer".to_owned())
@@ -278,30 +306,22 @@ fn behind_prefix(message: &[u8]) -> Result<&[u8], Reason> {
     let short = || format!("{} bytes are too few for a handshake", message.len());
     let (magic, rest) = U32::read_from_prefix(message).map_err(|_| short())?;
     if magic.get() != MAGIC {
-        return Err("it does not speak this protocol".to_owned());
+        return Err("it does not speak this protocol".into());
     }
     match rest {
         [VERSION, 0, 0, 0, message @ ..] => Ok(message),
-        [VERSION, 1, ..] => Err(REFUSED.to_owned()),
-        [VERSION, ..] => Err("its handshake is malformed".to_owned()),
-        [version, ..] => Err(format!(
+        [VERSION, 1, ..] => Err(Reason::Refused),
+        [VERSION, ..] => Err("its handshake is malformed".into()),
+        [version, ..] => Err(Reason::Other(format!(
             "it speaks version {version} of the protocol, this is {VERSION}: run the same build \
              everywhere"
-        )),
-        [] => Err(short()),
+        ))),
+        [] => Err(short().into()),
     }
 }
 
-/// The reason that a refused node reports.
-pub(crate) const REFUSED: &str = "it refused this node (its log says why: most likely another \
-    CARAVAN_SECRET or CARAVAN_JOB, or only one of the two with --encrypt)";
-
-/// The reason that a node reports for a peer that does not belong to its cluster.
-pub(crate) const STRANGE: &str = "it could not prove that it belongs here: it has another secret \
-    or job, another kind of van, or only one side encrypts";
-
 fn unproved(_: snow::Error) -> Reason {
-    STRANGE.to_owned()
+    Reason::Unproved
 }
 
 #[cfg(test)]
@@ -354,7 +374,7 @@ mod tests {
             // A called side that welcomes everybody is not accepted either.
             let (calling, _) = a.call();
             let (_, welcome) = other.welcome(&other.call().1).unwrap();
-            assert!(a.prove(calling, &welcome).unwrap_err().contains("could not prove"));
+            assert_eq!(a.prove(calling, &welcome).unwrap_err(), Reason::Unproved);
         }
     }
 
@@ -378,7 +398,7 @@ mod tests {
     fn nobody_is_made_to_talk_to_itself() {
         let a = Credentials::new(&config(1), "van");
         let why = outcome(&a, &a).map(drop).unwrap_err();
-        assert!(why.contains("this node itself"), "{why}");
+        assert!(why.to_string().contains("this node itself"), "{why}");
         let (calling, call) = a.call();
         assert!(a.prove(calling, &call).is_err(), "a call that is sent back is no welcome");
     }
@@ -416,11 +436,11 @@ mod tests {
         }
         let mut older = call;
         older[4] = 6;
-        assert!(a.welcome(&older).unwrap_err().contains("version 6"));
+        assert!(a.welcome(&older).unwrap_err().to_string().contains("version 6"));
         assert!(deserves_answer(&older) && !deserves_answer(b"GET / HTTP/1.1"));
-        assert!(a.welcome(&[0; CALL_BYTES]).unwrap_err().contains("does not speak"));
+        assert!(a.welcome(&[0; CALL_BYTES]).unwrap_err().to_string().contains("does not speak"));
         let why = a.prove(a.call().0, &refusal()).unwrap_err();
-        assert!(why.contains("refused"), "{why}");
+        assert_eq!(why, Reason::Refused);
     }
 
     #[test]

@@ -274,7 +274,7 @@ fn listen_to(reason: &str, lie: Lie, config: &VanConfig) {
     let Event::Lost { peer: lost, error: Error::PeerLost { reason: told, .. } } = event else {
         panic!("{reason}: {event:?}")
     };
-    assert!(lost == peer && told.contains(reason), "{told}");
+    assert!(lost == peer && told.to_string().contains(reason), "{told}");
     assert_eq!(van.withdraw(peer, own[1].key.get()).unwrap()[..], [0; OFFERED], "{reason}");
     van.disconnect(peer);
     assert!(van.withdraw(peer, own[0].key.get()).is_err());

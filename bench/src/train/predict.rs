@@ -3,7 +3,7 @@
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
-use anyhow::{Result, anyhow, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use caravan_learn::data::{self, Examples, Shard};
 use caravan_learn::model::{self, Model, RowModel};
 use caravan_learn::{fm, kmeans, lda, mf, replace_file};
@@ -36,7 +36,7 @@ fn scored(common: &Common, args: &Predict, examples: &Examples, margins: &[f64])
 
 /// Measures a model of rows, as its algorithm says.
 fn rows(common: &Common, args: &Predict, model: &RowModel) -> Result<()> {
-    let wrong = |why: String| anyhow!("{}: {why}", args.model.display());
+    let path = || args.model.display().to_string();
     let algorithm = &model.algorithm;
     let marginless = args.out.is_none() || ["fm", "kmeans"].contains(&algorithm.as_str());
     ensure!(marginless, "a model of {algorithm} has no margins to write to --out");
@@ -47,7 +47,7 @@ fn rows(common: &Common, args: &Predict, model: &RowModel) -> Result<()> {
         }
         "mf" => {
             let ratings = mf::Ratings::read(&args.data, Shard::ALL)?;
-            let rmse = mf::rmse(model, &ratings).map_err(wrong)?;
+            let rmse = mf::rmse(model, &ratings).with_context(path)?;
             let rmse =
                 rmse.ok_or_else(|| anyhow!("no ratings are in {}", data::listed(&args.data)))?;
             let ratings = ratings.all.len() as u64;
@@ -55,7 +55,7 @@ fn rows(common: &Common, args: &Predict, model: &RowModel) -> Result<()> {
         }
         "lda" => {
             let corpus = lda::Corpus::read(&args.data, Shard::ALL)?;
-            let foretold = lda::Topics::of(model).map_err(wrong)?.foretell(&corpus);
+            let foretold = lda::Topics::of(model).with_context(path)?.foretell(&corpus);
             ensure!(
                 foretold.tokens > 0,
                 "no words of the model are in {}",
@@ -64,13 +64,13 @@ fn rows(common: &Common, args: &Predict, model: &RowModel) -> Result<()> {
             Report::new(common.format(), 0).row(&Perplexity::of(foretold))
         }
         "kmeans" => {
-            let centres = kmeans::Centres::of_model(model).map_err(wrong)?;
+            let centres = kmeans::Centres::of_model(model).with_context(path)?;
             let points = kmeans::Points::read(&args.data)?;
             ensure!(!points.is_empty(), "no points are in {}", data::listed(&args.data));
             let distances = Distances::of(&centres, &points, args.out.as_deref())?;
             Report::new(common.format(), 0).row(&distances)
         }
-        other => Err(wrong(format!("this program knows no algorithm {other}"))),
+        other => bail!("{}: this program knows no algorithm {other}", path()),
     }
 }
 

@@ -65,7 +65,7 @@ fn lda(common: &Common, args: &Lda) -> Result<()> {
     train_in_steps::<lda::Lda>(common, &args.steps, settings, |trained, out| {
         let model = RowModel::new("lda", json!({"alpha": alpha, "beta": beta}), trained);
         out.map_or(Ok(()), |out| model.write(out))?;
-        let topics = lda::Topics::of(&model).map_err(anyhow::Error::msg)?;
+        let topics = lda::Topics::of(&model)?;
         let perplexity = test.map(|test| topics.foretell(&test).perplexity);
         let perplexity = perplexity.filter(|perplexity| perplexity.is_finite());
         Ok(Measured { perplexity, ..Measured::default() })
@@ -82,7 +82,7 @@ fn mf(common: &Common, args: &Factored) -> Result<()> {
     train_in_steps::<mf::Mf>(common, &args.steps, settings, |trained, out| {
         let model = RowModel::new("mf", json!({"mean": mean}), trained);
         out.map_or(Ok(()), |out| model.write(out))?;
-        let rmse = mf::rmse(&model, &test).map_err(anyhow::Error::msg)?;
+        let rmse = mf::rmse(&model, &test)?;
         Ok(Measured { rmse, ..Measured::default() })
     })
 }

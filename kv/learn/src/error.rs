@@ -120,6 +120,14 @@ pub enum Error {
         /// What does not match.
         reason: String,
     },
+    /// A model is of another algorithm, or lacks what models of this one have.
+    #[error("it is no model of {algorithm}: {reason}")]
+    OtherModel {
+        /// The algorithm.
+        algorithm: &'static str,
+        /// What is otherwise.
+        reason: String,
+    },
     /// The intercept is not finite: training has diverged.
     #[error("the intercept {intercept} is not finite; nothing was written")]
     BadIntercept {

@@ -80,7 +80,10 @@ impl Worker {
             let peer = self.servers[server].peer;
             let address = self.servers[server].at.address.clone();
             self.endpoint.disconnect(peer);
-            return self.lose(server, &caravan_van::Error::PeerLost { peer, address, reason });
+            return self.lose(
+                server,
+                &caravan_van::Error::PeerLost { peer, address, reason: reason.into() },
+            );
         }
         let timestamp = message.timestamp();
         if let Some(named) = self.named(timestamp)

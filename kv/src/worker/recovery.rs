@@ -186,7 +186,10 @@ impl Worker {
         let reason = "it counts as lost".to_owned();
         match lost {
             Some(before) => *before = format!("{before}; {reason}"),
-            None => self.lose(server, &caravan_van::Error::PeerLost { peer, address, reason }),
+            None => self.lose(
+                server,
+                &caravan_van::Error::PeerLost { peer, address, reason: reason.into() },
+            ),
         }
     }
 

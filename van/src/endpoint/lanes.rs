@@ -199,6 +199,6 @@ impl Lanes {
         let address = std::mem::take(&mut lane.name);
         let reason = format!("dropped by this side: {error}");
         self.disconnect(peer);
-        self.closed.push((peer, Error::PeerLost { peer, address, reason }));
+        self.closed.push((peer, Error::PeerLost { peer, address, reason: reason.into() }));
     }
 }

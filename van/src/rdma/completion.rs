@@ -6,6 +6,7 @@ use super::verbs::{AsyncKind, Completion, Outcome, ReceiveQueue, Status, TakenBa
 use super::words::{Credits, Last, Notice};
 use super::{POLL_MAX, Rdma, SILENCE};
 use crate::error::{Error, Result};
+use crate::handshake::Reason;
 use crate::memory::{Buffer, Pool};
 use crate::transport::{Event, PeerId};
 
@@ -98,7 +99,7 @@ impl Rdma {
         word: u32,
         frame: Buffer,
         replaced: bool,
-    ) -> std::result::Result<(), String> {
+    ) -> std::result::Result<(), Reason> {
         let credits = Credits::from_word(word);
         let (len, limit) = (frame.len(), self.about.limits.frame_bytes);
         if self.peers.handshaking > 0 && self.peers.is_answering(id) {
@@ -113,7 +114,8 @@ impl Rdma {
         let flush = lane.rouse();
         let replace = lane.receives.use_one(replaced);
         if len > limit {
-            return Err(format!("it sent a message of {len} bytes, over the limit of {limit}"));
+            let reason = format!("it sent a message of {len} bytes, over the limit of {limit}");
+            return Err(reason.into());
         }
         if credits.frame {
             self.counters.frames_received += 1;
@@ -125,7 +127,10 @@ impl Rdma {
         if flush {
             self.peers.eager.push(id);
         }
-        if replace { self.replace_receives(id) } else { Ok(()) }
+        if replace {
+            self.replace_receives(id)?;
+        }
+        Ok(())
     }
 
     /// Takes the first message of a welcomed peer, which must be its proof.
@@ -135,7 +140,7 @@ impl Rdma {
         id: u32,
         frame: Buffer,
         replaced: bool,
-    ) -> std::result::Result<(), String> {
+    ) -> std::result::Result<(), Reason> {
         self.take_proof(id, frame)?;
         if let Some(lane) = self.peers.lane(id) {
             lane.hears();

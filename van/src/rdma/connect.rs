@@ -16,7 +16,7 @@ use super::queue_pair::{INLINE_BYTES, Lane, RECEIVES, RECEIVES_FIRST, SENDS, SEN
 use super::verbs::{CmEvent, CmKind, Connection, QueuePair};
 use super::wires::WireId;
 use crate::error::{Error, Result};
-use crate::handshake::{Answering, CALL_BYTES, Calling, Proved, REFUSED, deserves_answer, refusal};
+use crate::handshake::{Answering, CALL_BYTES, Calling, Proved, Reason, deserves_answer, refusal};
 use crate::transport::{Event, PeerId};
 
 /// Limit on the time to connect to one address of a name. The connection manager resends lost
@@ -268,7 +268,7 @@ impl Rdma {
             Err(reason) => {
                 let told = refusal();
                 let told = if deserves_answer(call) { &told[..] } else { &[] };
-                return self.refuse(request, &address, &reason, told);
+                return self.refuse(request, &address, &reason.to_string(), told);
             }
         };
         if let Err(error) = self.make_room() {
@@ -377,7 +377,7 @@ impl Rdma {
         let end = private_data.iter().rposition(|&byte| byte != 0).map_or(0, |last| last + 1);
         let reason = String::from_utf8_lossy(&private_data[..end]);
         if private_data.starts_with(&refusal()) {
-            self.lose(id, REFUSED.to_owned());
+            self.lose(id, Reason::Refused);
         } else if reason.is_empty() {
             let error = format!("nobody listens there (rejected with code {status})");
             self.fail(id, io::Error::new(io::ErrorKind::ConnectionRefused, error));
@@ -418,8 +418,9 @@ impl Rdma {
     /// Ends a connection because of `reason`. The layer above does not hear of callers that have
     /// not proved themselves.
     #[cold]
-    pub(super) fn lose(&mut self, id: u32, reason: String) {
+    pub(super) fn lose(&mut self, id: u32, reason: impl Into<Reason>) {
         let Some(peer) = self.peers.get(id) else { return };
+        let reason = reason.into();
         let (address, peer_id) = (peer.address.clone(), PeerId(id));
         let is_known = peer.called || matches!(peer.stage, Stage::Up(_));
         self.close(id);
@@ -429,7 +430,7 @@ impl Rdma {
             self.ready.push(Event::Lost { peer: peer_id, error });
         } else {
             self.peers.numbers.give_back(id);
-            self.refusals.log(self.about.clock.now(), &address, &reason);
+            self.refusals.log(self.about.clock.now(), &address, &reason.to_string());
         }
     }
 

@@ -22,7 +22,7 @@ use super::listen::{Direct, no_address};
 use super::queue_pair::Lane;
 use super::wires::{CLOSED, Heard, WireId};
 use crate::error::{Error, Result};
-use crate::handshake::TAG;
+use crate::handshake::{Reason, TAG};
 
 /// Begins the answer of a side that takes part.
 const JOINED: u8 = 0;
@@ -81,7 +81,7 @@ impl Rdma {
             Heard::Failed(_) => {
                 // Completions of what it had sent come first.
                 self.take_completions()?;
-                Err(CLOSED.to_owned())
+                Err(CLOSED.into())
             }
             Heard::Refused(reason) => Err(reason),
         };
@@ -95,13 +95,13 @@ impl Rdma {
     ///
     /// # Errors
     /// Why there is none.
-    fn propose(&mut self, id: u32, wire: WireId, now: Instant) -> Result<(), String> {
+    fn propose(&mut self, id: u32, wire: WireId, now: Instant) -> Result<(), Reason> {
         let (lane, end) = self.started(now).map_err(|error| error.to_string())?;
         let Some(peer) = self.peers.take(id) else { return Ok(()) };
         let told = end.encode();
         let stage = Stage::Calling(lane, Some(Asked::Direct(Box::new(end))));
         self.peers.put(id, Peer { stage, ..peer });
-        self.say(wire, &told).map_err(|error| error.to_string())
+        self.say(wire, &told).map_err(|error| Reason::Other(error.to_string()))
     }
 
     fn say(&mut self, wire: WireId, message: &[u8]) -> io::Result<()> {
@@ -132,14 +132,14 @@ impl Rdma {
     ///
     /// # Errors
     /// Why it cannot.
-    fn answered(&mut self, id: u32, wire: WireId, answer: &[u8]) -> Result<(), String> {
+    fn answered(&mut self, id: u32, wire: WireId, answer: &[u8]) -> Result<(), Reason> {
         let theirs = match answer.split_first() {
             Some((&JOINED, end)) => End::decode(end)?,
             Some((&REFUSED, why)) => {
                 let why = String::from_utf8_lossy(why);
-                return Err(format!("it refused this node: {}", printable(&why)));
+                return Err(format!("it refused this node: {}", printable(&why)).into());
             }
-            _ => return Err("its answer is malformed".to_owned()),
+            _ => return Err("its answer is malformed".into()),
         };
         let Some(Peer { stage: Stage::Calling(lane, asked), ends, address, .. }) =
             self.peers.get_mut(id)
@@ -147,7 +147,7 @@ impl Rdma {
             return Ok(());
         };
         let Some(Asked::Direct(own)) = asked.take() else {
-            return Err("it answered twice".to_owned());
+            return Err("it answered twice".into());
         };
         let agreed = agree(&own.port, &theirs.port, Side::Caller)?;
         let named = named(&own.port, &theirs.port, &agreed);
@@ -161,7 +161,7 @@ impl Rdma {
         let mut first = [0; TAG];
         seals.seal(&[], &mut first);
         self.rise(id, &proved.hello)?;
-        self.send_proof(id, &first)
+        Ok(self.send_proof(id, &first)?)
     }
 
     fn hear_stranger(&mut self, wire: WireId, what: Heard, now: Instant) {
@@ -172,7 +172,7 @@ impl Rdma {
         let reason = match what {
             Heard::Proved => return,
             Heard::Failed(_) => return self.hang_up(Some(wire)),
-            Heard::Refused(reason) => reason,
+            Heard::Refused(reason) => reason.to_string(),
             Heard::Said(end) => match self.asked(wire, &end, &address, now) {
                 Ok(()) => return,
                 Err(reason) => {

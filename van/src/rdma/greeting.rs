@@ -3,7 +3,7 @@
 
 use super::Rdma;
 use super::connect::{Asked, Awaited, NOT_READY_TIMER, Peer, Stage};
-use crate::handshake::{TAG, WELCOME_BYTES};
+use crate::handshake::{Reason, TAG, WELCOME_BYTES};
 use crate::memory::Buffer;
 use crate::transport::{Event, PeerId};
 use crate::wire::Hello;
@@ -20,7 +20,7 @@ impl Rdma {
         let welcome = &private_data[..private_data.len().min(WELCOME_BYTES)];
         let proved = self.credentials.prove(calling, welcome).and_then(|(proved, proof)| {
             self.rise(id, &proved.hello)?;
-            self.send_proof(id, &proof)
+            Ok(self.send_proof(id, &proof)?)
         });
         if let Err(reason) = proved {
             self.lose(id, reason);
@@ -45,7 +45,7 @@ impl Rdma {
     /// # Errors
     /// The reason that it is not a valid proof.
     #[cold]
-    pub(super) fn take_proof(&mut self, id: u32, proof: Buffer) -> Result<(), String> {
+    pub(super) fn take_proof(&mut self, id: u32, proof: Buffer) -> Result<(), Reason> {
         let Some(Peer { stage: Stage::Answering(_, answering), .. }) = self.peers.get_mut(id)
         else {
             return Ok(());
@@ -59,7 +59,7 @@ impl Rdma {
                 proved.hello
             }
         };
-        self.rise(id, &hello)
+        Ok(self.rise(id, &hello)?)
     }
 
     /// Makes a peer of a connection whose other side has proved itself.

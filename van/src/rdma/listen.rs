@@ -55,7 +55,7 @@ pub(super) struct Direct {
 /// address for peers, too.
 pub(super) fn listen(config: &VanConfig) -> Result<(Nic, String)> {
     let unavailable = |reason| Error::Unavailable { van: NAME, reason };
-    verbs::has_devices().map_err(unavailable)?;
+    verbs::has_devices().map_err(|missing| unavailable(missing.to_string()))?;
     let only_direct = config.rdma.only_direct();
     if let (Some(name), RdmaConnect::Manager) = (only_direct, config.rdma.connect) {
         let reason = format!("{name} needs CARAVAN_RDMA_CONNECT=direct; it is cm");
@@ -94,7 +94,7 @@ pub(super) fn listen(config: &VanConfig) -> Result<(Nic, String)> {
 /// address.
 fn manage(config: &VanConfig) -> Result<(Manager, Device)> {
     let unavailable = |reason| Error::Unavailable { van: NAME, reason };
-    verbs::available().map_err(unavailable)?;
+    verbs::available().map_err(|missing| unavailable(missing.to_string()))?;
     let os = |call| move |source| Error::Os { call, source };
     let channel = Channel::open().map_err(os("opening the RDMA connection manager"))?;
     let failed = |source| Error::Listen { address: config.listen.clone(), source };

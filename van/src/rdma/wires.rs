@@ -20,7 +20,7 @@ use rustix::event::{Timespec, epoll};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use super::connect::CONNECT_TIMEOUT;
-use crate::handshake::{Credentials, Greeted, Greeter, Proved, TAG};
+use crate::handshake::{Credentials, Greeted, Greeter, Proved, Reason, TAG};
 
 /// Callers that have not been heard to their end; the oldest goes when one more comes.
 const STRANGERS_MAX: usize = 256;
@@ -50,7 +50,7 @@ pub(super) enum Heard {
     /// The wire could not be made, or the other side has closed it.
     Failed(io::Error),
     /// The other side does not belong here, or refused this one.
-    Refused(String),
+    Refused(Reason),
 }
 
 /// All wires of a transport.

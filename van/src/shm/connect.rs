@@ -279,7 +279,7 @@ impl Shm {
         let peer = self.remove(place);
         let (id, address) = (peer.id, peer.address.clone());
         self.table.numbers.lose(id.0);
-        let error = Error::PeerLost { peer: id, address, reason };
+        let error = Error::PeerLost { peer: id, address, reason: reason.into() };
         self.hub.ready.push(Event::Lost { peer: id, error });
     }
 

@@ -22,7 +22,7 @@ use super::ring::SEGMENT_BYTES;
 use super::segment::{Foreign, Own};
 use super::socket::{self, Socket};
 use crate::error::{Error, Result};
-use crate::handshake::{Answering, Calling, Credentials, Proved, deserves_answer, refusal};
+use crate::handshake::{Answering, Calling, Credentials, Proved, Reason, deserves_answer, refusal};
 use crate::transport::{Event, PeerId};
 use crate::wire::Hello;
 
@@ -196,9 +196,7 @@ impl Shm {
             Ok(Taken::Nothing) => return,
             Ok(Taken::Greeting(message, file)) => (message, file),
             Ok(Taken::Ended(reason)) | Err(reason) => return self.end_greeting(at, reason),
-            Ok(_) => {
-                return self.end_greeting(at, "it sent something else before its proof".to_owned());
-            }
+            Ok(_) => return self.end_greeting(at, "it sent something else before its proof"),
         };
         let greeting = &mut self.greetings.list[at];
         let stage = std::mem::replace(&mut greeting.stage, Stage::Called);
@@ -216,19 +214,19 @@ impl Shm {
         let id = known_as.unwrap_or_else(|| PeerId(self.table.numbers.free()));
         self.sockets.epoll.forget(&socket);
         if let Err(error) = self.sockets.epoll.watch(&socket, id.0.into()) {
-            return self.report_lost(known_as, address, error.to_string());
+            return self.report_lost(known_as, address, error.to_string().into());
         }
         self.enter(id, address, Link { own, foreign, socket: Rc::new(socket) }, hello);
     }
 
     /// Ends a handshake that failed.
-    fn end_greeting(&mut self, at: usize, reason: String) {
+    fn end_greeting(&mut self, at: usize, reason: impl Into<Reason>) {
         let Some(greeting) = self.greetings.list.remove(at) else { return };
-        self.report_lost(greeting.known_as, greeting.address, reason);
+        self.report_lost(greeting.known_as, greeting.address, reason.into());
     }
 
-    fn report_lost(&mut self, known_as: Option<PeerId>, address: String, reason: String) {
-        let Some(peer) = known_as else { return self.turned_away(&address, &reason) };
+    fn report_lost(&mut self, known_as: Option<PeerId>, address: String, reason: Reason) {
+        let Some(peer) = known_as else { return self.turned_away(&address, &reason.to_string()) };
         self.table.numbers.lose(peer.0);
         let error = Error::PeerLost { peer, address, reason };
         self.hub.ready.push(Event::Lost { peer, error });
@@ -269,7 +267,7 @@ fn step(
     socket: &Socket,
     message: &[u8],
     file: Option<OwnedFd>,
-) -> Result<Step, String> {
+) -> Result<Step, Reason> {
     let say = |message: &[u8], own: &Own| {
         send(socket, Packet::Greeting(message), Some(own.file())).map_err(|error| error.to_string())
     };

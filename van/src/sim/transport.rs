@@ -15,7 +15,7 @@ use super::lane::{Lane, LaneState, Posted};
 use super::packet::{End, Link, Load, Packet};
 use crate::config::VanConfig;
 use crate::error::{Error, Result};
-use crate::handshake::{Credentials, REFUSED, Refusals, STRANGE};
+use crate::handshake::{Credentials, Reason, Refusals};
 use crate::memory::{Buffer, Pool};
 use crate::metrics::Counters;
 use crate::offers::Offers;
@@ -216,7 +216,7 @@ impl SimTransport {
             let now = core.now();
             self.refusals.log(now, &address_of(from.port), &reason);
             let here = End { port: self.port, peer: LISTENER };
-            let close = Packet::Close(REFUSED.to_owned());
+            let close = Packet::Close(Reason::Refused.to_string());
             core.carry(&mut Link::default(), here, from, self.load(0), close);
             return;
         }
@@ -237,9 +237,9 @@ impl SimTransport {
         if self.about.address.is_empty() {
             return Err("nobody can connect to this node".to_owned());
         }
-        self.credentials.is_other(theirs.hello())?;
+        self.credentials.is_other(theirs.hello()).map_err(|reason| reason.to_string())?;
         let agree = self.credentials.agrees_with(theirs);
-        if agree { Ok(()) } else { Err(STRANGE.to_owned()) }
+        if agree { Ok(()) } else { Err(Reason::Unproved.to_string()) }
     }
 
     fn accepted(&mut self, core: &mut Core, peer: PeerId, from: End, theirs: &Credentials) {
@@ -282,7 +282,7 @@ impl SimTransport {
                 let source = io::Error::new(io::ErrorKind::ConnectionRefused, reason);
                 Error::Connect { address, source }
             }
-            LaneState::Up(_) => Error::PeerLost { peer, address, reason },
+            LaneState::Up(_) => Error::PeerLost { peer, address, reason: reason.into() },
         };
         lane.state = LaneState::Lost;
         lane.posted.clear();

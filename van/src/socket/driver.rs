@@ -18,7 +18,7 @@ use super::peers::{Peer, Peers, Stage};
 use super::{CARRIER, Receiver, Sender, set_up};
 use crate::config::VanConfig;
 use crate::error::{Error, Result};
-use crate::handshake::{Credentials, Greeter};
+use crate::handshake::{Credentials, Greeter, Reason};
 use crate::metrics::Counters;
 use crate::offers::Offers;
 use crate::transport::{About, Event, PeerId};
@@ -50,7 +50,7 @@ pub(super) enum Fault {
     /// The socket is closed or broken, or the peer is silent.
     Gone(String),
     /// The peer did what it must not; it deserves to hear of it.
-    Misdeed(String),
+    Misdeed(Reason),
 }
 
 /// All sockets of a transport, and what they share.
@@ -434,7 +434,7 @@ impl<E: Engine> Driver<E> {
     fn lose(&mut self, number: u32, fault: Fault) {
         let Some(peer) = self.remove(number) else { return };
         let misdeed = match &fault {
-            Fault::Misdeed(reason) => Some(reason.clone()),
+            Fault::Misdeed(reason) => Some(reason.to_string()),
             _ => None,
         };
         let error = peer.error(fault);

@@ -66,9 +66,10 @@ impl<S: Socket> Peer<S> {
         let address = self.address.clone();
         match fault {
             Fault::Connect(source) => Error::Connect { address, source },
-            Fault::Gone(reason) | Fault::Misdeed(reason) => {
-                Error::PeerLost { peer: self.id, address, reason }
+            Fault::Gone(reason) => {
+                Error::PeerLost { peer: self.id, address, reason: reason.into() }
             }
+            Fault::Misdeed(reason) => Error::PeerLost { peer: self.id, address, reason },
         }
     }
 }

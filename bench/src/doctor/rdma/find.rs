@@ -5,7 +5,7 @@
 use std::path::Path;
 
 use caravan_van::rdma::devices::{DeviceInfo, Gid, PortInfo, devices};
-use caravan_van::rdma::verbs::available;
+use caravan_van::rdma::verbs::{Missing, available};
 
 use super::{Found, Memlock, Obstacle, RdmaDevice, RdmaGid};
 use crate::floor::address::{SYSFS, mtu};
@@ -84,15 +84,14 @@ fn no_device() -> Obstacle {
 fn machine_obstacle(
     devices: &[DeviceInfo],
     nodes: &Path,
-    available: Result<(), String>,
+    available: Result<(), Missing>,
 ) -> Option<Obstacle> {
-    let Err(reason) = available else { return None };
+    let Err(missing) = available else { return None };
     if devices.is_empty() {
         let mut obstacle = no_device();
         // Without the libraries a device alone would not work either.
-        let libraries = reason.split_once("; ").filter(|(why, _)| why.contains("libraries cannot"));
-        if let Some((_, remedy)) = libraries {
-            obstacle.remedy = format!("{}; and {remedy}", obstacle.remedy);
+        if let Missing::Libraries { .. } = missing {
+            obstacle.remedy = format!("{}; and {}", obstacle.remedy, missing.remedy());
         }
         return Some(obstacle);
     }
@@ -105,8 +104,8 @@ fn machine_obstacle(
              else modprobe ib_uverbs rdma_ucm",
         ));
     }
-    let (why, remedy) = reason.split_once("; ").unwrap_or((&reason, "see `dmesg | grep -i rdma`"));
-    Some(Obstacle::new(format!("this machine has {names}, but {why}"), remedy))
+    let what = missing.what();
+    Some(Obstacle::new(format!("this machine has {names}, but {what}"), missing.remedy()))
 }
 
 /// What keeps one port from working.
@@ -200,17 +199,10 @@ mod tests {
 
     #[test]
     fn machines_without_devices_libraries_or_nodes_are_told_apart() {
-        let none = machine_obstacle(
-            &[],
-            Path::new("/"),
-            Err("no RDMA device that the libraries know; apt-get install z".to_owned()),
-        )
-        .unwrap();
+        let none = machine_obstacle(&[], Path::new("/"), Err(Missing::Device)).unwrap();
         assert!(none.remedy.contains("rdma_rxe") && !none.remedy.contains("apt-get"), "{none:?}");
-        let libraries = || {
-            Err("the RDMA libraries cannot be loaded (x); install them: apt-get install y"
-                .to_owned())
-        };
+        let libraries =
+            || Err(Missing::Libraries { state: "cannot be loaded", reason: "x".to_owned() });
         let bare = machine_obstacle(&[], Path::new("/"), libraries()).unwrap();
         assert!(bare.remedy.contains("rdma_rxe") && bare.remedy.contains("apt-get"), "{bare:?}");
         let devices = [device(port("ACTIVE", &GIDS))];
@@ -220,7 +212,7 @@ mod tests {
             "{library:?}"
         );
         let nodes = Path::new("/dev/there is no such folder");
-        let container = machine_obstacle(&devices, nodes, Err("x".to_owned())).unwrap();
+        let container = machine_obstacle(&devices, nodes, Err(Missing::Device)).unwrap();
         assert!(container.remedy.contains("--device=/dev/infiniband"), "{container:?}");
         assert_eq!(machine_obstacle(&devices, nodes, Ok(())), None);
     }

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::points::Points;
 use crate::model::RowModel;
 use crate::trainer::Rows;
+use crate::{Error, Result};
 
 /// What models of k-means are called.
 const ALGORITHM: &str = "kmeans";
@@ -30,12 +31,13 @@ impl Centres {
     /// The rows of a model, one a cluster.
     ///
     /// # Errors
-    /// If it has no cluster, or is of another algorithm.
-    pub fn of_model(model: &RowModel) -> Result<Self, String> {
+    /// [`Error::OtherModel`] if it has no cluster, or is of another algorithm.
+    pub fn of_model(model: &RowModel) -> Result<Self> {
+        let other = |reason| Error::OtherModel { algorithm: ALGORITHM, reason };
         match model.algorithm.as_str() {
-            ALGORITHM if model.rows.keys.is_empty() => Err("it has no clusters".to_owned()),
+            ALGORITHM if model.rows.keys.is_empty() => Err(other("it has no clusters".to_owned())),
             ALGORITHM => Ok(Centres::new(model.rows.width, model.rows.values.clone())),
-            other => Err(format!("it is a model of {other}")),
+            of => Err(other(format!("it is one of {of}"))),
         }
     }
 

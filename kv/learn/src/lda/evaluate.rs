@@ -1,8 +1,10 @@
 //! How well topics foretell documents: perplexity by document completion (Wallach et al.,
 //! "Evaluation methods for topic models", 2009).
 
-use super::Corpus;
+use super::{Corpus, Lda};
 use crate::model::RowModel;
+use crate::trainer::Trainer;
+use crate::{Error, Result};
 
 /// Steps of expectation and maximisation for the topics of a document.
 const STEPS: usize = 30;
@@ -31,12 +33,13 @@ impl Topics {
     /// Reads them from a model of `lda`.
     ///
     /// # Errors
-    /// Text with what such a model lacks.
-    pub fn of(model: &RowModel) -> Result<Self, String> {
+    /// [`Error::OtherModel`] says what such a model lacks.
+    pub fn of(model: &RowModel) -> Result<Self> {
+        let other = |reason| Error::OtherModel { algorithm: Lda::NAME, reason };
         let number = |name: &str| {
             let found = model.settings.get(name).and_then(serde_json::Value::as_f64);
             let found = found.filter(|number| *number > 0.0);
-            found.ok_or_else(|| format!("its setting {name} is no number above 0"))
+            found.ok_or_else(|| other(format!("its setting {name} is no number above 0")))
         };
         let (alpha, beta) = (number("alpha")?, number("beta")?);
         let topics = model.rows.width;
@@ -44,7 +47,8 @@ impl Topics {
         let is_whole = (0..=words as u64).eq(model.rows.keys.iter().copied());
         let (counts, totals) = model.rows.values.split_at(words * topics);
         if words == 0 || !is_whole {
-            return Err("it has no row for each word, and one with the totals".to_owned());
+            let reason = "it has no row for each word, and one with the totals";
+            return Err(other(reason.to_owned()));
         }
         let share = |(at, count): (usize, &f64)| {
             (count + beta) / (totals[at % topics] + beta * words as f64)

@@ -17,6 +17,7 @@ use caravan_kv::{Initial, TableSpec, ValueType};
 use serde::{Deserialize, Serialize};
 
 pub use self::ratings::{KEY_MAX, Rating, Ratings};
+use crate::Error;
 use crate::model::RowModel;
 use crate::trainer::{Descent, Factors, Part, Step, Trainer};
 
@@ -145,10 +146,13 @@ impl Batch {
 /// mean. `None` without ratings.
 ///
 /// # Errors
-/// Text with what such a model lacks.
-pub fn rmse(model: &RowModel, ratings: &Ratings) -> Result<Option<f64>, String> {
+/// [`Error::OtherModel`] says what such a model lacks.
+pub fn rmse(model: &RowModel, ratings: &Ratings) -> crate::Result<Option<f64>> {
     let mean = model.settings.get("mean").and_then(serde_json::Value::as_f64);
-    let mean = mean.ok_or("its setting mean is no number")?;
+    let mean = mean.ok_or_else(|| Error::OtherModel {
+        algorithm: Mf::NAME,
+        reason: "its setting mean is no number".to_owned(),
+    })?;
     let error = |rating: &Rating| {
         let rows = model.rows.row(2 * rating.user).zip(model.rows.row(2 * rating.item + 1));
         let product = rows.map_or(0.0, |(p, q)| p.iter().zip(q).map(|(p, q)| p * q).sum());

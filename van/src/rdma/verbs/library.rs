@@ -29,7 +29,60 @@ use rdma_sys as ffi;
 use super::connection::Channel;
 use super::device::RawAsyncEvent;
 
-const REMEDY: &str = "install them: apt-get install libibverbs1 librdmacm1 ibverbs-providers";
+/// What verbs or the connection manager lack on a machine. As text it has the remedy behind a
+/// semicolon.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Missing {
+    /// The libraries.
+    Libraries {
+        /// "cannot be loaded" or "are too old".
+        state: &'static str,
+        /// The loader's reason.
+        reason: String,
+    },
+    /// A device that the libraries know.
+    Device,
+    /// An answer of the connection manager.
+    Manager {
+        /// The system's error.
+        reason: String,
+    },
+}
+
+impl Missing {
+    /// What is missing, in words.
+    pub fn what(&self) -> String {
+        match self {
+            Missing::Libraries { state, reason } => {
+                format!("the RDMA libraries {state} ({reason})")
+            }
+            Missing::Device => "this machine has no RDMA device that the libraries know".to_owned(),
+            Missing::Manager { reason } => {
+                format!("the RDMA connection manager does not answer ({reason})")
+            }
+        }
+    }
+
+    /// What to do about it.
+    pub fn remedy(&self) -> &'static str {
+        match self {
+            Missing::Libraries { .. } => {
+                "install them: apt-get install libibverbs1 librdmacm1 ibverbs-providers"
+            }
+            Missing::Device => {
+                "for Soft-RoCE: modprobe rdma_rxe && rdma link add rxe0 type rxe netdev \
+                 <interface> (and apt-get install ibverbs-providers)"
+            }
+            Missing::Manager { .. } => "modprobe rdma_ucm",
+        }
+    }
+}
+
+impl std::fmt::Display for Missing {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}; {}", self.what(), self.remedy())
+    }
+}
 
 /// Declares the table and its loader, so that each function is named once.
 macro_rules! table {
@@ -40,7 +93,7 @@ macro_rules! table {
         }
 
         impl Library {
-            fn load() -> Result<Library, String> {
+            fn load() -> Result<Library, Missing> {
                 $( let $library = open(concat!(stringify!($library), ".so.1\0"))?; )*
                 Ok(Library {
                     $($( $name: {
@@ -109,22 +162,22 @@ table! {
     }
 }
 
-fn open(name: &'static str) -> Result<*mut c_void, String> {
+fn open(name: &'static str) -> Result<*mut c_void, Missing> {
     let file = CStr::from_bytes_with_nul(name.as_bytes()).expect("the table ends names with a 0");
     // SAFETY: `file` is a C string. The code that runs at loading is rdma-core's.
     let handle = unsafe { libc::dlopen(file.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
     if handle.is_null() {
-        return Err(format!("the RDMA libraries cannot be loaded ({}); {REMEDY}", dl_error()));
+        return Err(Missing::Libraries { state: "cannot be loaded", reason: dl_error() });
     }
     Ok(handle)
 }
 
-fn look_up(handle: *mut c_void, name: &'static str) -> Result<*mut c_void, String> {
+fn look_up(handle: *mut c_void, name: &'static str) -> Result<*mut c_void, Missing> {
     let symbol = CStr::from_bytes_with_nul(name.as_bytes()).expect("the table ends names with a 0");
     // SAFETY: `handle` came from `dlopen` and is never closed; `symbol` is a C string.
     let address = unsafe { libc::dlsym(handle, symbol.as_ptr()) };
     if address.is_null() {
-        return Err(format!("the RDMA libraries are too old ({}); {REMEDY}", dl_error()));
+        return Err(Missing::Libraries { state: "are too old", reason: dl_error() });
     }
     Ok(address)
 }
@@ -142,34 +195,32 @@ fn dl_error() -> String {
 
 /// The libraries, loaded by the first call and never unloaded: devices keep threads and handlers in
 /// them.
-fn loaded() -> Result<&'static Library, &'static str> {
-    static LIBRARY: OnceLock<Result<Library, String>> = OnceLock::new();
-    LIBRARY.get_or_init(Library::load).as_ref().map_err(String::as_str)
+fn loaded() -> Result<&'static Library, &'static Missing> {
+    static LIBRARY: OnceLock<Result<Library, Missing>> = OnceLock::new();
+    LIBRARY.get_or_init(Library::load).as_ref()
 }
 
 /// As [`loaded`], with an I/O error.
 pub(super) fn library() -> io::Result<&'static Library> {
-    loaded().map_err(|reason| io::Error::new(io::ErrorKind::Unsupported, reason))
+    loaded().map_err(|missing| io::Error::new(io::ErrorKind::Unsupported, missing.to_string()))
 }
 
 /// Checks that verbs and the connection manager work on this machine.
 ///
 /// # Errors
-/// The reason they do not, and the remedy.
-pub fn available() -> Result<(), String> {
+/// What is missing.
+pub fn available() -> Result<(), Missing> {
     has_devices()?;
-    Channel::open().map_err(|error| {
-        format!("the RDMA connection manager does not answer ({error}); modprobe rdma_ucm")
-    })?;
-    Ok(())
+    let opened = Channel::open();
+    opened.map(drop).map_err(|error| Missing::Manager { reason: error.to_string() })
 }
 
 /// Checks that the libraries are here and know a device.
 ///
 /// # Errors
-/// The reason they do not, and the remedy.
-pub fn has_devices() -> Result<(), String> {
-    let library = loaded()?;
+/// What is missing.
+pub fn has_devices() -> Result<(), Missing> {
+    let library = loaded().map_err(Missing::clone)?;
     let mut count = 0;
     // SAFETY: `count` outlives the call.
     let list = unsafe { (library.ibv_get_device_list)(&raw mut count) };
@@ -178,10 +229,7 @@ pub fn has_devices() -> Result<(), String> {
         unsafe { (library.ibv_free_device_list)(list) };
     }
     if list.is_null() || count == 0 {
-        return Err("this machine has no RDMA device that the libraries know; for Soft-RoCE: \
-                    modprobe rdma_rxe && rdma link add rxe0 type rxe netdev <interface> (and \
-                    apt-get install ibverbs-providers)"
-            .to_owned());
+        return Err(Missing::Device);
     }
     Ok(())
 }
@@ -255,16 +303,17 @@ mod tests {
     fn either_verbs_work_or_the_reason_says_what_to_do() {
         match available() {
             Ok(()) => assert!(library().is_ok()),
-            Err(reason) => {
-                assert!(reason.contains("apt-get") || reason.contains("modprobe"), "{reason}");
+            Err(missing) => {
+                let said = missing.to_string();
+                assert!(said.contains("apt-get") || said.contains("modprobe"), "{said}");
             }
         }
     }
 
     #[test]
     fn a_library_that_is_not_there_is_a_reason() {
-        let reason = open("libnosuchverbs.so.1\0").unwrap_err();
-        assert!(reason.contains("libnosuchverbs") && reason.contains(REMEDY), "{reason}");
+        let said = open("libnosuchverbs.so.1\0").unwrap_err().to_string();
+        assert!(said.contains("libnosuchverbs") && said.contains("apt-get install"), "{said}");
     }
 
     #[test]

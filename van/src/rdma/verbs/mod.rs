@@ -40,7 +40,7 @@ pub use completion::{
 pub use connection::{Channel, CmEvent, CmKind, Connection, ConnectionKey};
 pub use device::{AsyncEvent, AsyncKind, Capabilities, Device, PortState};
 pub use domain::{Domain, Exposed, Invalidated, OpenWindow, Window};
-pub use library::{available, has_devices, sleep};
+pub use library::{Missing, available, has_devices, sleep};
 pub use path::{Global, Path};
 pub use queue_pair::QueuePair;
 pub use receive::ReceiveQueue;

@@ -4,7 +4,7 @@ use super::sealed::Opener;
 use super::{ALIGN, FRAME, REFUSAL, WRITE, padding, prefix};
 use crate::config::VanConfig;
 use crate::error::{Error, Result};
-use crate::handshake::{Cipher, Greeted, Greeter, Proved};
+use crate::handshake::{Cipher, Greeted, Greeter, Proved, Reason};
 use crate::memory::{Buffer, Pool};
 use crate::offers::Offers;
 use crate::transport::{Event, FRAME_PREFIX, PeerId};
@@ -221,7 +221,7 @@ impl Receiver {
         pool: &Pool,
         offers: &mut Offers,
         events: &mut Vec<Event>,
-    ) -> Result<(), String> {
+    ) -> Result<(), Reason> {
         if let Some(veil) = self.veil.take() {
             return self.received_veiled(veil, bytes, pool, offers, events);
         }
@@ -254,7 +254,7 @@ impl Receiver {
         }
         self.filled += bytes;
         while self.parse(pool, offers, events)? {}
-        self.renew(pool).map_err(|error| error.to_string())
+        self.renew(pool).map_err(|error| Reason::Other(error.to_string()))
     }
 
     /// Parses one unit, or as much of it as came; false when more bytes are needed.
@@ -301,7 +301,7 @@ impl Receiver {
         pool: &Pool,
         offers: &mut Offers,
         events: &mut Vec<Event>,
-    ) -> Result<(), String> {
+    ) -> Result<(), Reason> {
         match &mut *veil {
             Veil::Sealed(opener) => {
                 opener.received(bytes, |plain| self.opened(plain, pool, offers, events))?;
@@ -311,7 +311,7 @@ impl Receiver {
                 Greeted::Reply(message) => self.say(Some(message)),
                 Greeted::Proved(proved, message) => {
                     self.say(message);
-                    return self.proved(*proved, pool, events);
+                    return Ok(self.proved(*proved, pool, events)?);
                 }
                 Greeted::Refused(reason, message) => {
                     self.say(message);
@@ -352,7 +352,7 @@ impl Receiver {
         pool: &Pool,
         offers: &mut Offers,
         events: &mut Vec<Event>,
-    ) -> Result<(), String> {
+    ) -> Result<(), Reason> {
         let mut rest = plain;
         while !rest.is_empty() {
             let Spaces { place, staging, .. } = self.spaces();

@@ -11,7 +11,7 @@
 //! Path: worker > slicer > filter > message > codec > endpoint > transport (socket, framing,
 //! **sealed**).
 
-use crate::handshake::{Cipher, SEALED_BYTES_MAX, TAG};
+use crate::handshake::{Cipher, Reason, SEALED_BYTES_MAX, TAG};
 
 /// Length of the length before a message.
 const LEN: usize = 4;
@@ -107,14 +107,15 @@ impl Opener {
     pub(super) fn received(
         &mut self,
         bytes: usize,
-        mut with: impl FnMut(&[u8]) -> Result<(), String>,
-    ) -> Result<(), String> {
+        mut with: impl FnMut(&[u8]) -> Result<(), Reason>,
+    ) -> Result<(), Reason> {
         self.filled += bytes;
         let mut at = 0;
         while let Some(len) = self.sealed[at..self.filled].first_chunk::<LEN>() {
             let len = u32::from_le_bytes(*len) as usize;
             if !(TAG..=SEALED_BYTES_MAX + TAG).contains(&len) {
-                return Err(format!("it sent an encrypted message of {len} bytes, which none has"));
+                let reason = format!("it sent an encrypted message of {len} bytes, which none has");
+                return Err(reason.into());
             }
             let begin = at + LEN;
             if self.filled < begin + len {

@@ -82,7 +82,7 @@ impl Side {
             if let Some(reply) = self.receiver.take_reply() {
                 self.sender.reply(reply, DEPTH);
             }
-            outcome?;
+            outcome.map_err(|reason| reason.to_string())?;
         }
         Ok(())
     }
@@ -177,7 +177,9 @@ impl Lane {
                 (here, now) = now.split_at(now.len().min(space.len()));
                 space[..here.len()].copy_from_slice(here);
             }
-            self.receiver.received(len, &self.pool, &mut self.offers, &mut self.events)?;
+            let received =
+                self.receiver.received(len, &self.pool, &mut self.offers, &mut self.events);
+            received.map_err(|reason| reason.to_string())?;
         }
         Ok(())
     }
