@@ -2,9 +2,7 @@
 //! passes on what all of them write, and ends them together.
 
 use std::collections::BTreeMap;
-use std::io::BufReader;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener};
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::Child;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
@@ -12,20 +10,18 @@ use anyhow::{Context, Result, bail};
 use caravan_kv::{ClusterConfig, JobRole, SecretSource, spawn_node};
 use rustix::process::{Signal, kill_process_group};
 
-use super::agent::{Through, at_port, each_line, on_exit, pid, spawn};
+use super::agent::{Through, at_port, on_exit, pid};
 use super::hosts::{Host, deal};
-use super::talk::{End, Hello, Node, Order, Said, VERSION, hear, say};
+use super::remote::{Agent, Event};
+use super::sight::{Sight, addresses, free_port};
+use super::talk::{End, Node, Order, Said, VERSION, say};
 use super::{child_variables, on_signals, program};
 use crate::cli::ending::{Failed, Usage};
-use crate::cli::values::name;
 use crate::report;
 
 /// How long further news are waited for after the first failure: a process that was killed is often
 /// missed by others before its agent has said so.
 const SETTLE: Duration = Duration::from_millis(300);
-
-/// Longest wait for what a remote shell that has ended says of it.
-const LAST_WORDS_WITHIN: Duration = Duration::from_secs(1);
 
 /// How long agents have to end everything before they are given up. They kill after less.
 const END_WITHIN: Duration = Duration::from_secs(4);
@@ -65,29 +61,6 @@ pub(super) fn run(plan: &Plan) -> Result<()> {
     let mut job = Job::reach(plan, events, heard, config.node.join_timeout)?;
     job.start(plan, config)?;
     job.watch()
-}
-
-enum Event {
-    Hello(usize, Hello),
-    Said(Said),
-    /// A line of an agent's remote shell.
-    Noise(usize, String),
-    /// An agent says nothing more.
-    Silent(usize, Option<String>),
-    SchedulerEnded,
-    Signal(i32),
-}
-
-/// An agent, and the remote shell to it.
-struct Agent {
-    host: String,
-    shell: Child,
-    /// Closed to end all processes of the agent.
-    input: Option<ChildStdin>,
-    hello: Option<Hello>,
-    nodes: Vec<Node>,
-    /// The last line of the remote shell: why it failed, if it did.
-    noise: String,
 }
 
 /// A process of the job and its place.
@@ -417,197 +390,8 @@ impl Drop for Job {
     }
 }
 
-impl Agent {
-    fn start(
-        plan: &Plan,
-        host: &str,
-        nodes: Vec<Node>,
-        at: usize,
-        events: &Sender<Event>,
-    ) -> Result<Agent> {
-        let mut command = agent_command(plan, host)?;
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        // A signal from the terminal is for the launcher only.
-        std::os::unix::process::CommandExt::process_group(&mut command, 0);
-        let shell = command.get_program().to_string_lossy().into_owned();
-        let mut shell = command.spawn().with_context(|| format!("cannot start {shell}"))?;
-        let input = shell.stdin.take();
-        let output = shell.stdout.take().context("its output is a pipe")?;
-        let noise = shell.stderr.take().context("its output is a pipe")?;
-        let noisy = events.clone();
-        let (noise_goes_on, noise_ended) = mpsc::channel::<()>();
-        spawn(move || {
-            let _ = each_line(noise, |line| noisy.send(Event::Noise(at, line)).is_ok());
-            drop(noise_goes_on);
-        })?;
-        let events = events.clone();
-        spawn(move || {
-            let why = listen(&mut BufReader::new(output), at, &events).err();
-            // Why the remote shell failed stands in its last line, which may come after its end.
-            let _ = noise_ended.recv_timeout(LAST_WORDS_WITHIN);
-            let _ = events.send(Event::Silent(at, why.map(|why| format!("{why:#}"))));
-        })?;
-        let host = host.to_owned();
-        Ok(Agent { host, shell, input, hello: None, nodes, noise: "it says nothing".to_owned() })
-    }
-}
-
-/// Passes on what an agent says.
-fn listen(output: &mut impl std::io::BufRead, at: usize, events: &Sender<Event>) -> Result<()> {
-    let Some(hello) = hear(output)? else { return Ok(()) };
-    let mut goes_on = events.send(Event::Hello(at, hello)).is_ok();
-    while goes_on && let Some(said) = hear(output)? {
-        goes_on = events.send(Event::Said(said)).is_ok();
-    }
-    Ok(())
-}
-
-/// The command that starts an agent on a host.
-fn agent_command(plan: &Plan, host: &str) -> Result<Command> {
-    let own = std::env::current_exe().context("cannot find this program")?;
-    let own = own.to_str().context("this program's path is not UTF-8")?;
-    let through = if host == Host::HERE { Through::Here } else { plan.through };
-    let word = name(&through);
-    let mut command;
-    match through {
-        Through::Here => {
-            command = Command::new(own);
-            command.args(["agent", &word]);
-        }
-        Through::Ssh => {
-            let (ssh, options) = plan.ssh.split_first().context("--ssh names no program")?;
-            command = Command::new(ssh);
-            command.args(options).arg(host).arg(format!(
-                "exec sh -c 'if [ -x \"$0\" ]; then exec \"$0\" agent {word}; \
-                 else exec caravan agent {word}; fi' {}",
-                quoted(own)
-            ));
-        }
-        Through::Srun => {
-            command = Command::new("srun");
-            // A step of its own on each host, with all that the job has there, beside others.
-            command.args(["--overlap", "--whole", "--nodes=1", "--ntasks=1", "--mpi=none"]);
-            command.args(["--cpu-bind=none", "--quiet", "--unbuffered"]);
-            command.arg(format!("--nodelist={host}")).args([own, "agent", &word]);
-        }
-    }
-    Ok(command)
-}
-
-/// A word as a shell reads it.
-fn quoted(word: &str) -> String {
-    format!("'{}'", word.replace('\'', r"'\''"))
-}
-
-/// How one agent's processes reach the scheduler, and others reach them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Seen {
-    launcher: IpAddr,
-    own: IpAddr,
-}
-
-#[derive(Debug, PartialEq, Eq)]
-struct Sight {
-    of_agents: Vec<Seen>,
-    /// Where the scheduler listens, and the address of this host.
-    listen: IpAddr,
-    own: IpAddr,
-}
-
 fn sight(agents: &[Agent]) -> Result<Sight> {
     let hellos =
         agents.iter().filter_map(|agent| Some((agent.host.as_str(), agent.hello.as_ref()?)));
     addresses(&hellos.collect::<Vec<_>>())
-}
-
-/// The addresses of a job's hosts, from what each agent sees.
-///
-/// # Errors
-/// [`Usage`] if the hosts cannot reach each other.
-fn addresses(hellos: &[(&str, &Hello)]) -> Result<Sight> {
-    let seen = |hello: &Hello| Some(Seen { launcher: hello.launcher?, own: hello.own? });
-    let remote: Vec<(&str, Seen)> =
-        hellos.iter().filter_map(|(host, hello)| Some((*host, seen(hello)?))).collect();
-    let blind = hellos.iter().find(|(host, hello)| *host != Host::HERE && seen(hello).is_none());
-    if let Some((host, _)) = blind {
-        let why = format!("{host} cannot tell its address: neither ssh nor srun names it there");
-        return Err(Usage(why).into());
-    }
-    let far = remote.iter().find(|(_, seen)| !seen.own.is_loopback());
-    let near = remote.iter().find(|(_, seen)| seen.own.is_loopback());
-    if let (Some((far, _)), Some((near, _))) = (far, near) {
-        return Err(Usage(format!(
-            "{near} is reached by its loopback address, which {far} cannot reach: \
-             name it by an address of its own, or by localhost"
-        ))
-        .into());
-    }
-    let own = remote.first().map_or(Ipv4Addr::LOCALHOST.into(), |(_, seen)| seen.launcher);
-    let is_one = remote.iter().all(|(_, seen)| seen.launcher == own);
-    let listen = match own {
-        _ if is_one => own,
-        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-    };
-    let here = Seen { launcher: own, own };
-    let of_agents = hellos.iter().map(|(_, hello)| seen(hello).unwrap_or(here)).collect();
-    Ok(Sight { of_agents, listen, own })
-}
-
-/// A port of this host that nobody uses now.
-fn free_port(address: IpAddr) -> Result<u16> {
-    let listener = TcpListener::bind((address, 0)).with_context(|| {
-        format!(
-            "hosts see this machine as {address}, which is no address of its own: \
-             set CARAVAN_SCHEDULER=HOST:PORT to an address that they can reach"
-        )
-    })?;
-    Ok(listener.local_addr()?.port())
-}
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
-    use super::*;
-
-    fn hello(launcher: &str, own: &str) -> Hello {
-        let address = |text: &str| text.parse().ok();
-        Hello { version: VERSION.to_owned(), launcher: address(launcher), own: address(own) }
-    }
-
-    #[test]
-    fn hosts_are_reached_where_they_are_seen() {
-        let here = hello("", "");
-        let local = addresses(&[(Host::HERE, &here)]).unwrap();
-        assert_eq!(
-            (local.listen.to_string(), local.own.to_string()),
-            ("127.0.0.1".to_owned(), "127.0.0.1".to_owned())
-        );
-        let one = hello("192.0.2.1", "192.0.2.2");
-        let two = hello("192.0.2.1", "192.0.2.3");
-        let all = addresses(&[("A", &one), ("B", &two), (Host::HERE, &here)]).unwrap();
-        assert_eq!(all.listen.to_string(), "192.0.2.1");
-        assert_eq!(all.of_agents[2].own, all.own, "others reach this host there, too");
-        let elsewhere = hello("198.51.100.1", "198.51.100.2");
-        let split = addresses(&[("A", &one), ("B", &elsewhere)]).unwrap();
-        assert!(split.listen.is_unspecified());
-        assert_eq!(split.of_agents[1].launcher.to_string(), "198.51.100.1");
-        let loopback = hello("127.0.0.1", "127.0.0.1");
-        let mixed = addresses(&[("A", &one), ("me", &loopback)]).unwrap_err();
-        assert!(mixed.is::<Usage>() && mixed.to_string().contains("me is reached by its loopback"));
-        assert!(addresses(&[("A", &here)]).unwrap_err().to_string().contains("A cannot tell"));
-        assert!(addresses(&[("A", &loopback), ("B", &loopback)]).is_ok());
-    }
-
-    #[test]
-    fn words_survive_a_shell() {
-        assert_eq!(quoted("/opt/it's here/caravan"), r"'/opt/it'\''s here/caravan'");
-    }
-
-    #[test]
-    fn an_address_of_others_is_refused_with_the_remedy() {
-        let error = free_port("192.0.2.1".parse().unwrap()).unwrap_err().to_string();
-        assert!(error.contains("CARAVAN_SCHEDULER"), "{error}");
-        assert!(free_port("127.0.0.1".parse().unwrap()).unwrap() > 0);
-    }
 }

@@ -15,6 +15,8 @@ pub(crate) mod agent;
 pub(crate) mod hosts;
 mod job;
 mod place;
+mod remote;
+mod sight;
 mod talk;
 
 use std::os::unix::process::CommandExt;
