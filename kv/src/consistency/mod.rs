@@ -49,8 +49,8 @@ pub enum Admission {
     Now,
     /// Park it until the shard's clock has reached this value.
     AfterClock(u64),
-    /// Give it to the shard with a token ([`Shard::keep`](crate::Shard::keep)), which answers it now
-    /// or later.
+    /// Give it to the shard with a token ([`Shard::keep`](crate::Shard::keep)), which answers it
+    /// now or later.
     Kept,
 }
 

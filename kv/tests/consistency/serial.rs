@@ -1,4 +1,5 @@
-//! Models under which a run is the serial one: barriers, and data-centric constraints without delay.
+//! Models under which a run is the serial one: barriers, and data-centric constraints without
+//! delay.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

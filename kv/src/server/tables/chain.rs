@@ -13,11 +13,11 @@
 //! a copy always has the beginning of what the one before it has, and all that was ever answered.
 //!
 //! Who is in a chain follows from the [`View`], of which the scheduler tells servers, and workers
-//! before they ask anything that depends on it. A thread that finds another one behind itself asks it to follow
-//! (`Follow`). If that has no copy, it gets one: all rows, a piece at a time beside other work
-//! (`Rows`), pushes meanwhile, and at the end what was applied of whom (`Whole`). This is chain
-//! replication of van Renesse and Schneider (OSDI 2004), with reads at the head that the tail
-//! confirms.
+//! before they ask anything that depends on it. A thread that finds another one behind itself asks
+//! it to follow (`Follow`). If that has no copy, it gets one: all rows, a piece at a time beside
+//! other work (`Rows`), pushes meanwhile, and at the end what was applied of whom (`Whole`). This
+//! is chain replication of van Renesse and Schneider (OSDI 2004), with reads at the head that the
+//! tail confirms.
 //!
 //! Path: codec > thread > **tables** > shard > store > answer.
 
