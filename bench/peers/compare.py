@@ -5,10 +5,12 @@ a ratio is taken within a round, and of those the median, so that it always says
 """
 
 import argparse
+import csv
 import ctypes
 import datetime
 import json
 import os
+import shutil
 import signal
 import socket
 import statistics
@@ -29,6 +31,7 @@ VANS = ("auto", "uring", "tcp", "shm")
 BOTH = ("push", "pull")
 OPS = (*BOTH, "pull-lent")  # of which a peer makes plain pulls
 ONE_CORE = ", one core"
+PEERS = ("ps-lite", "zeromq", "openmpi", "ucx", "libfabric", "redis")
 WIDE = 256  # requests in flight beside a peer that has none answered: all that a lane's credits allow
 
 # ---- what is compared, and the least that each ratio is to be -------------------------------------------------------------------
@@ -81,6 +84,13 @@ def comparisons():
     yield from rows("shm", "openmpi shm", "bandwidth", STREAM[:1], 1, ["pull"])
     yield from rows("shm", "openmpi shm", "bandwidth", STREAM, None, ["push"])
     yield from rows("shm", "memcpy", "bandwidth", STREAM[:1], 0.8, ["pull"])
+    # These have no limits: they carry bytes and apply nothing, or do more than apply.
+    for ours, peer in (("uring", "ucx tcp"), (spinning, "ucx shm")):
+        yield from rows(ours, peer, "latency", SMALL + LARGE, None)
+        yield from rows(ours, peer, "bandwidth", STREAM, None, ["push"])
+    yield from rows("uring", "libfabric tcp", "latency", SMALL + LARGE, None)
+    yield from rows("uring", "redis tcp", "latency", SMALL + LARGE, None)
+    yield from rows("uring", "redis tcp", "rate", [64], None)
 
 
 # ---- who is measured: each returns {(measure, op, keys, bytes): figure}, and counts wrong answers under "wrong" -----------------
@@ -88,6 +98,10 @@ def comparisons():
 
 class Failed(Exception):
     """A program that could not be measured, with what it said."""
+
+
+class Missing(Failed):
+    """A program that is not installed. Peers of Debian that `ci/peers` does not install itself are left out without it."""
 
 
 def caravan(name, selected):
@@ -195,6 +209,104 @@ def openmpi(transport):
     return measure
 
 
+def there(program, package):
+    if shutil.which(program) is None:
+        raise Missing(f"{program} is not installed: apt-get install {package}")
+
+
+def answered(server, client, port, environment=None):
+    """What `client` prints beside `server`, once that listens. They have a core each, as Caravan's two sides."""
+    serving = start(["taskset", "-c", "0", *server], environment)
+    try:
+        until = time.monotonic() + TIMEOUT_S
+        while not listens(port):  # a look by connecting would be taken for the client
+            if serving.poll() is not None or time.monotonic() > until:
+                raise Failed(f"{server[0]} does not listen")
+            time.sleep(0.01)
+        return run(["taskset", "-c", "1", *client], environment)
+    finally:
+        end(serving)
+
+
+def listens(port):
+    """Whether somebody listens at a port of TCP."""
+    lines = []
+    for table in ("tcp", "tcp6"):
+        if os.path.exists(f"/proc/net/{table}"):
+            with open(f"/proc/net/{table}", encoding="ascii") as table:
+                lines += table.readlines()[1:]
+    sockets = (line.split()[1:4] for line in lines)
+    return any(address.endswith(f":{int(port):04X}") and state == "0A" for address, _, state in sockets)
+
+
+def both_ways(one_way):
+    """Latencies as Caravan counts them, of times one way by size: the bytes go there and 8 come back, or the other way round."""
+    return {("latency", op, 1, size): us + one_way[SMALL[0]] for size, us in one_way.items() for op in BOTH}
+
+
+def ucx(transport):
+    """ucx_perftest with tags, which matches and moves, and stores nothing."""
+
+    def measure():
+        there("ucx_perftest", "ucx-utils")
+        environment = {**os.environ, "UCX_TLS": f"{transport},self"}
+
+        def last(test, size, count, *more):
+            port = str(free_port())
+            server = ["ucx_perftest", "-p", port]
+            client = ["ucx_perftest", "127.0.0.1", "-p", port, "-t", test, "-s", str(size), "-n", str(count), "-f", *more]
+            return [float(column) for column in answered(server, client, port, environment).splitlines()[-1].split()]
+
+        # Columns: count, median, mean and overall time, mean and overall MiB/s, mean and overall messages a second.
+        one_way = {size: last("tag_lat", size, ITERATIONS["latency"](size))[1] for size in SMALL + LARGE}
+        streams = {size: last("tag_bw", size, 400, "-O", "16")[5] * (1 << 20) / 1e9 for size in STREAM}
+        return {**both_ways(one_way), **{("bandwidth", "push", 1, size): rate for size, rate in streams.items()}, "wrong": 0}
+
+    return measure
+
+
+def libfabric():
+    """fi_pingpong over libfabric's own sockets; it prints means, where others have medians."""
+
+    def measure():
+        there("fi_pingpong", "libfabric-bin")
+
+        def one_way(size):
+            port = str(free_port())
+            server = ["fi_pingpong", "-p", "tcp", "-e", "msg", "-B", port, "-S", str(size), "-I", str(ITERATIONS["latency"](size))]
+            client = ["-P" if word == "-B" else word for word in server] + ["127.0.0.1"]
+            return float(answered(server, client, port).splitlines()[-1].split()[-2])
+
+        return {**both_ways({size: one_way(size) for size in SMALL + LARGE}), "wrong": 0}
+
+    return measure
+
+
+def redis():
+    """A server on one thread that stores a value by SET and answers it by GET, with its own benchmark."""
+
+    def measure():
+        there("redis-server", "redis-server")
+
+        def lines(size, count, window):
+            port = str(free_port())
+            server = ["redis-server", "--port", port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+            client = ["redis-benchmark", "-p", port, "-c", "1", "-P", str(window), "-n", str(count), "-d", str(size), "-t", "set,get", "--csv"]
+            _, *lines = csv.reader(answered(server, client, port).splitlines())
+            return zip(BOTH, lines)
+
+        # Columns: name, requests a second, then mean, least and median latency in milliseconds.
+        figures = {"wrong": 0}
+        for size in SMALL + LARGE:
+            for op, line in lines(size, ITERATIONS["latency"](size), 1):
+                figures["latency", op, 1, size] = float(line[4]) * 1e3
+        for op, line in lines(64, ITERATIONS["rate"](64), 64):
+            figures["rate", op, 1, 64] = float(line[1]) / 1e6
+        return figures
+
+    return measure
+
+
 def memcpy():
     """A window of megabytes, each copied to memory of its own, as a pull of them would."""
     size, window = STREAM[0], 16
@@ -220,6 +332,10 @@ def subjects(selected):
         "openmpi tcp": openmpi("tcp"),
         "openmpi shm": openmpi("vader"),
         "memcpy": memcpy,
+        "ucx tcp": ucx("tcp"),
+        "ucx shm": ucx("posix"),
+        "libfabric tcp": libfabric(),
+        "redis tcp": redis(),
     }
     names = dict.fromkeys(name for ours, peer, *_ in selected for name in (peer, ours) if name != "its floor")
     return {name: peers.get(name) or caravan(name, selected) for name in names}
@@ -293,7 +409,7 @@ def measure_all(subjects, rounds):
             except Failed as failure:
                 failures.append(f"round {at + 1}: {name}: {failure}")
                 measured[name].append(None)
-                if at == 0 and name.split(",")[0] in VANS:
+                if isinstance(failure, Missing) or (at == 0 and name.split(",")[0] in VANS):
                     failures[-1] = f"SKIPPED all of {name}: {failure}"
                     del measured[name]
     if sys.stderr.isatty():
@@ -371,6 +487,9 @@ def machine():
         "zeromq": run(["pkg-config", "--modversion", "libzmq"]).strip(),
         "openmpi": run(["mpirun", "--version"]).split()[3],
     }
+    for name, command in (("ucx", "ucx_info -v"), ("libfabric", "fi_info --version"), ("redis", "redis-server --version")):
+        if shutil.which(command.split()[0]):
+            row["peers"][name] = run(command.split()).splitlines()[0].strip("# ")
     return row
 
 
@@ -398,7 +517,7 @@ def wanted(peer, measure, options):
 def main():
     arguments = argparse.ArgumentParser(prog="ci/peers")
     arguments.add_argument("--rounds", type=int, default=5, help="of every program in turn")
-    arguments.add_argument("--only", choices=["ps-lite", "zeromq", "openmpi"], help="leave the other peers out")
+    arguments.add_argument("--only", choices=PEERS, help="leave the other peers out")
     arguments.add_argument("--measure", choices=["latency", "bandwidth", "rate"], action="append", help="leave the others out")
     arguments.add_argument("--record", action="store_true", help=f"write {RECORD}, or of it what --only and --measure leave in")
     options = arguments.parse_args()
