@@ -18,20 +18,25 @@
 //!
 //! Path: codec > thread > **tables** > shard > store > answer.
 
+mod arriving;
+mod leaving;
+mod sent_back;
+
 use std::collections::VecDeque;
 use std::ops::AddAssign;
 use std::rc::Rc;
 
-use caravan_van::wire::{Coding, Kind};
-use caravan_van::{Draft, Endpoint, KeyRange, Lanes, Message, PeerId, Values};
+use caravan_van::{KeyRange, Lanes, Message, PeerId};
 use serde::{Deserialize, Serialize};
 
+use self::leaving::Leaving;
+pub(super) use self::leaving::forward;
+pub(crate) use self::sent_back::SentBack;
+pub(super) use self::sent_back::send_back;
 use super::cut::Cut;
-use super::{Entry, Tables, Trouble};
-use crate::error::with_sources;
+use super::{Entry, Tables};
 use crate::filter::List;
 use crate::op::Op;
-use crate::server::shard::{Extract, Request};
 
 /// Bytes of rows in a piece: a thread serves other requests between two of them.
 const PIECE_BYTES: usize = 32 << 10;
@@ -113,23 +118,6 @@ pub(super) struct Recipient {
     sent: u32,
     /// Whether it has room for the shard, and rows and pushes can go there.
     is_ready: bool,
-}
-
-/// A shard that is leaving this thread.
-pub(super) struct Leaving {
-    number: u32,
-    table: u32,
-    range: KeyRange,
-    destination: Destination,
-    /// The request that asked for it.
-    wish: Held,
-    /// The lane to the newcomer, once there is one.
-    peer: Option<PeerId>,
-    /// The first key that has not been copied; `None` once all are.
-    next: Option<u64>,
-    /// Requests that the newcomer has answered.
-    answered: u32,
-    failed: Option<String>,
 }
 
 /// Counters of the moves of a server thread.
@@ -243,57 +231,6 @@ impl Moves {
     }
 }
 
-/// Forwards a push that has just been applied, if its shard is being copied.
-#[cold]
-pub(super) fn forward(
-    lanes: &mut Lanes,
-    moving: &mut Option<Box<Moving>>,
-    counters: &mut MoveCounters,
-    (table, range): (u32, KeyRange),
-    request: &Request<'_>,
-) -> Result<(), Trouble> {
-    let Some(With::Newcomer(to)) = moving.as_mut().map(|moving| &mut moving.with) else {
-        return Ok(());
-    };
-    if !to.is_ready {
-        return Ok(()); // its rows will be copied after this push
-    }
-    let draft = Draft {
-        command: request.command,
-        clock: request.clock,
-        keys: request.keys,
-        lengths: request.lengths,
-        values: Values::Copied(request.values),
-        ..to.draft(Op::Forward, table, range)
-    };
-    // The worker's number travels beside that of the move.
-    let timestamp = u64::from(request.sender) << 32 | draft.timestamp;
-    if to.peer.is_none() {
-        return Ok(());
-    }
-    counters.forwarded += 1;
-    to.post(lanes, Draft { timestamp, ..draft })
-}
-
-impl Recipient {
-    fn draft<'a>(&self, op: Op, table: u32, range: KeyRange) -> Draft<'a> {
-        let (op, timestamp) = (op as u8, u64::from(self.number));
-        Draft { op, table, range, timestamp, ..Draft::new(Kind::Request) }
-    }
-
-    /// A lane that is lost says so to its owner by itself, and the move fails then.
-    fn post(&mut self, lanes: &mut Lanes, draft: Draft<'_>) -> Result<(), Trouble> {
-        let Some(peer) = self.peer else { return Ok(()) };
-        self.sent += 1;
-        let mut coding =
-            if draft.op == Op::Rows as u8 { Coding::compact() } else { Coding::plain() };
-        match lanes.post(peer, draft, &mut coding) {
-            Ok(()) | Err(caravan_van::Error::NotConnected { .. }) => Ok(()),
-            Err(error) => Err(Trouble::Refused(with_sources(&error))),
-        }
-    }
-}
-
 impl Tables {
     /// Whether there is anything for [`Tables::advance`] to do.
     #[inline(always)]
@@ -370,231 +307,6 @@ impl Tables {
         self.moves.released.pop_front()
     }
 
-    /// Begins to move a shard as a request asks, which it keeps; returns false if the shard is
-    /// where it is to go.
-    ///
-    /// # Errors
-    /// The reason why it cannot be moved.
-    pub(super) fn begin_move(
-        &mut self,
-        lanes: &Lanes,
-        peer: PeerId,
-        message: &mut Message,
-    ) -> Result<bool, Trouble> {
-        let (table, range) = (message.table(), message.range());
-        let destination: Destination =
-            serde_json::from_slice(message.values()).map_err(|error| error.to_string())?;
-        let (index, count) = (self.index, self.count);
-        let owes = self.owed.owes(table);
-        let entry = self.find(table, range.begin())?;
-        if destination.server == index {
-            return Ok(false);
-        }
-        if destination.server >= count {
-            let server = destination.server;
-            let reason = format!("there is no server thread {server}, only {count} from 0 on");
-            return Err(reason.into());
-        }
-        if entry.chain.is_some() {
-            let name = &entry.spec.name;
-            return Err(format!("table {name} has replicas, so its shards cannot move").into());
-        }
-        if entry.governor.is_some() {
-            let name = &entry.spec.name;
-            let reason = format!("table {name} has a consistency model, so its shards cannot move");
-            return Err(reason.into());
-        }
-        if owes {
-            let name = &entry.spec.name;
-            return Err(format!("table {name} owes answers, so its shards cannot move").into());
-        }
-        entry.shard.give(range.begin(), 0, &mut Extract::default())?;
-        let range = entry.range;
-        let message = message.pop().ok_or_else(|| "the request is gone".to_owned())?;
-        let message = message.kept(lanes.memory()).map_err(|error| error.to_string())?;
-        let number = self.moves.count + 1;
-        let to = Recipient { peer: None, number, sent: 0, is_ready: false };
-        self.find(table, range.begin())?.moving = Some(Moving::new(With::Newcomer(to), false));
-        self.moves.count = number;
-        let wish = Held { peer, message, list: None };
-        let next = Some(range.begin());
-        self.moves.leaving.push(Leaving {
-            number,
-            table,
-            range,
-            destination,
-            wish,
-            peer: None,
-            next,
-            answered: 0,
-            failed: None,
-        });
-        Ok(true)
-    }
-
-    /// Moves shards along; returns whether anything was done, and the shards that have left.
-    pub(in crate::server) fn advance(
-        &mut self,
-        endpoint: &mut Endpoint,
-    ) -> (bool, Vec<(u32, KeyRange)>) {
-        let mut is_busy = false;
-        let mut left = Vec::new();
-        let mut at = 0;
-        while at < self.moves.leaving.len() {
-            match self.advance_one(endpoint, at) {
-                Ok(Step::Waits) => at += 1,
-                Ok(Step::Goes) => {
-                    is_busy = true;
-                    at += 1;
-                }
-                Ok(Step::Left) => {
-                    let Leaving { table, range, wish, .. } = self.moves.leaving.remove(at);
-                    left.push((table, range));
-                    // It goes back to its worker, which learns where the shard is now.
-                    self.moves.released.push_back(wish);
-                    is_busy = true;
-                }
-                Err(reason) => {
-                    self.give_up_move(endpoint, at, &reason);
-                    is_busy = true;
-                }
-            }
-        }
-        (is_busy, left)
-    }
-
-    fn advance_one(&mut self, endpoint: &mut Endpoint, at: usize) -> Result<Step, String> {
-        let Moves { leaving: all, lanes: known, released, gone, counters, piece_bytes, .. } =
-            &mut self.moves;
-        let leaving = &mut all[at];
-        if let Some(reason) = leaving.failed.take() {
-            return Err(reason);
-        }
-        let address = &leaving.destination.address;
-        let Some(peer) = leaving.peer else {
-            let open = known.iter().find(|(known, _)| known == address).map(|(_, peer)| *peer);
-            let peer = match open {
-                Some(peer) => peer,
-                None => endpoint.connect(address).map_err(|error| with_sources(&error))?,
-            };
-            if open.is_none() {
-                known.push((address.clone(), peer));
-            }
-            leaving.peer = Some(peer);
-            return Ok(Step::Goes);
-        };
-        let lanes = &mut endpoint.lanes;
-        let credits = lanes.credits(peer);
-        if credits == 0 {
-            return Ok(Step::Waits);
-        }
-        let (table, range) = (leaving.table, leaving.range);
-        let position = self.entries.iter().position(|entry| entry.has(table, range.begin()));
-        let position = position.ok_or("the table was dropped")?;
-        let entry = &mut self.entries[position];
-        let epoch = entry.epoch + 1;
-        let Some(moving) = &mut entry.moving else {
-            return Err("the shard is not leaving".to_owned());
-        };
-        let With::Newcomer(to) = &mut moving.with else {
-            return Err("the shard has not come yet".to_owned());
-        };
-        if to.peer.is_none() {
-            to.peer = Some(peer);
-            let text = self.known.get(&table).map(|known| known.text.clone());
-            let arrival = Arrival { table: text.unwrap_or_default(), epoch };
-            let body = serde_json::to_vec(&arrival).map_err(|error| error.to_string())?;
-            let draft = Draft { values: Values::Copied(&body), ..to.draft(Op::Take, table, range) };
-            to.post(lanes, draft).map_err(Trouble::into_reason)?;
-            return Ok(Step::Goes);
-        }
-        if !to.is_ready {
-            to.is_ready = leaving.answered > 0;
-            return Ok(if to.is_ready { Step::Goes } else { Step::Waits });
-        }
-        if !moving.is_closed && !moving.held.is_empty() {
-            released.append(&mut moving.held);
-            return Ok(Step::Goes);
-        }
-        let unanswered = to.sent.wrapping_sub(leaving.answered);
-        if let Some(from) = leaving.next {
-            if unanswered >= UNANSWERED_MAX {
-                return Ok(Step::Waits);
-            }
-            let mut piece = Extract::default();
-            leaving.next = entry.shard.give(from, *piece_bytes, &mut piece)?;
-            moving.is_closed = leaving.next.is_none();
-            counters.pieces += 1;
-            counters.bytes += (size_of_val(&piece.keys[..]) + piece.values.len()) as u64;
-            let draft = Draft {
-                keys: &piece.keys,
-                lengths: &piece.lengths,
-                values: Values::Copied(&piece.values),
-                ..to.draft(Op::Rows, table, range)
-            };
-            to.post(lanes, draft).map_err(Trouble::into_reason)?;
-            return Ok(Step::Goes);
-        }
-        if unanswered > 0 {
-            return Ok(Step::Waits);
-        }
-        to.post(lanes, to.draft(Op::Own, table, range)).map_err(Trouble::into_reason)?;
-        moving.release(released);
-        let to = Moved { server: leaving.destination.server, epoch, range };
-        gone.retain(|gone| gone.table != table || gone.range != range);
-        let (unmarked, returns) = (Vec::new(), VecDeque::new());
-        gone.push(Gone { table, range, to, unmarked, returns });
-        counters.left += 1;
-        self.entries.remove(position);
-        self.last = 0;
-        Ok(Step::Left)
-    }
-
-    /// Ends a move that has failed: the shard stays.
-    fn give_up_move(&mut self, endpoint: &mut Endpoint, at: usize, reason: &str) {
-        let Leaving { table, range, destination, wish, .. } = self.moves.leaving.remove(at);
-        let entry = self.entries.iter_mut().find(|entry| entry.has(table, range.begin()));
-        if let Some(mut moving) = entry.and_then(|entry| entry.moving.take()) {
-            moving.release(&mut self.moves.released);
-            if let With::Newcomer(mut to) = moving.with
-                && to.peer.is_some_and(|peer| endpoint.lanes.credits(peer) > 0)
-            {
-                // A newcomer that cannot be told drops its copy with the lane.
-                let _ = to.post(&mut endpoint.lanes, to.draft(Op::Abandon, table, range));
-            }
-        }
-        self.moves.counters.failed += 1;
-        let (begin, last) = (range.begin(), range.last());
-        let Destination { server, address } = destination;
-        let reason = format!(
-            "keys {begin} to {last} stay here: they could not be moved to server thread {server} at {address}: {reason}"
-        );
-        let Held { peer, message, .. } = wish;
-        let reply_to = super::ReplyTo { peer, table, timestamp: message.timestamp() };
-        // Whoever asked may be gone.
-        let _ = super::refuse(&mut endpoint.lanes, reply_to, &reason);
-    }
-
-    /// Enters the answers of a newcomer; returns false if `peer` is not one.
-    pub(in crate::server) fn enter_answers(&mut self, peer: PeerId, message: &mut Message) -> bool {
-        if !self.moves.lanes.iter().any(|(_, known)| *known == peer) {
-            return false;
-        }
-        while !message.is_empty() {
-            let number = message.timestamp() as u32;
-            let leaving = self.moves.leaving.iter_mut().find(|leaving| leaving.number == number);
-            if let Some(leaving) = leaving.filter(|leaving| leaving.peer == Some(peer)) {
-                leaving.answered += 1;
-                if message.kind() == Kind::Failure {
-                    let reason = String::from_utf8_lossy(message.values()).into_owned();
-                    leaving.failed.get_or_insert(reason);
-                }
-            }
-            message.advance();
-        }
-        true
-    }
-
     /// Ends the moves from and to a lost peer.
     pub(in crate::server) fn forget(&mut self, peer: PeerId) {
         self.forget_reader(peer);
@@ -606,9 +318,7 @@ impl Tables {
             gone.forget(peer, released);
         }
         self.moves.lanes.retain(|(_, known)| *known != peer);
-        for leaving in self.moves.leaving.iter_mut().filter(|it| it.peer == Some(peer)) {
-            leaving.failed.get_or_insert_with(|| "its lane was lost".to_owned());
-        }
+        self.moves.leaving.iter_mut().for_each(|leaving| leaving.lose(peer));
         let comes_from = |entry: &Entry| {
             let moving = entry.moving.as_ref();
             moving.is_some_and(|moving| matches!(moving.with, With::Owner(from) if from == peer))
@@ -616,76 +326,6 @@ impl Tables {
         while let Some(at) = self.entries.iter().position(comes_from) {
             self.drop_arriving(at);
         }
-    }
-
-    /// Drops a shard that has not come whole.
-    fn drop_arriving(&mut self, at: usize) {
-        if let Some(mut moving) = self.entries.remove(at).moving {
-            moving.release(&mut self.moves.released);
-        }
-        self.last = 0;
-    }
-
-    /// Serves one request of a shard's owner to this newcomer.
-    ///
-    /// # Errors
-    /// The reason why it cannot be; the owner then keeps the shard.
-    pub(super) fn serve_owner(
-        &mut self,
-        lanes: &Lanes,
-        peer: PeerId,
-        message: &Message,
-        op: Op,
-    ) -> Result<(), Trouble> {
-        let (table, range) = (message.table(), message.range());
-        if op == Op::Take {
-            return self.take_shard(lanes, peer, message);
-        }
-        let at = self.position(table, range.begin());
-        let Some(at) = at.filter(|at| {
-            let moving = self.entries[*at].moving.as_ref();
-            moving.is_some_and(|moving| matches!(moving.with, With::Owner(from) if from == peer))
-        }) else {
-            return Err("no shard of these keys is coming from there".to_owned().into());
-        };
-        let entry = &mut self.entries[at];
-        let (keys, lengths, values) = (message.keys(), message.lengths(), message.values());
-        entry.check_keys(keys)?;
-        match op {
-            Op::Rows => entry.shard.take(keys, lengths, values, lanes.memory())?,
-            Op::Forward => {
-                let sender = (message.timestamp() >> 32) as u32;
-                let request =
-                    Request { keys, lengths, values, ..Request::of(message, Op::Push, sender) };
-                entry.shard.push(&request, lanes.memory())?;
-            }
-            Op::Own => {
-                if let Some(mut moving) = entry.moving.take() {
-                    moving.release(&mut self.moves.released);
-                }
-                self.moves.gone.retain(|gone| gone.table != table || gone.range != range);
-                self.moves.counters.arrived += 1;
-            }
-            _ => self.drop_arriving(at),
-        }
-        Ok(())
-    }
-
-    /// Makes room for a shard that will come from `peer`.
-    fn take_shard(
-        &mut self,
-        lanes: &Lanes,
-        peer: PeerId,
-        message: &Message,
-    ) -> Result<(), Trouble> {
-        let (id, range) = (message.table(), message.range());
-        let Arrival { table, epoch } =
-            serde_json::from_slice(message.values()).map_err(|error| error.to_string())?;
-        self.make_room(lanes, (id, range), &table)?;
-        let entry = self.find(id, range.begin())?;
-        entry.epoch = epoch;
-        entry.moving = Some(Moving::new(With::Owner(peer), true));
-        Ok(())
     }
 
     /// Forgets the moves of a table that is dropped.
@@ -706,83 +346,5 @@ impl Tables {
         };
         let whole = self.of(table).filter(is_whole);
         whole.map(|entry| (entry.range.begin(), entry.epoch)).collect()
-    }
-}
-
-/// How far a move has come.
-enum Step {
-    /// It waits for the newcomer.
-    Waits,
-    /// There may be more to do.
-    Goes,
-    /// The shard has left.
-    Left,
-}
-
-/// Sends a request back to its worker, whole, with the name of its shard's owner.
-///
-/// # Errors
-/// If it cannot be posted and the lane must be closed.
-#[cold]
-pub(super) fn send_back(
-    lanes: &mut Lanes,
-    peer: PeerId,
-    message: &Message,
-    list: Option<&List>,
-    to: Moved,
-) -> caravan_van::Result<()> {
-    let head = SentBack {
-        server: to.server as u64,
-        epoch: to.epoch,
-        op: message.op().into(),
-        clock: message.clock(),
-    };
-    let values = [&head.bytes()[..], message.values()].concat();
-    let draft = Draft {
-        op: Op::Moved as u8,
-        command: message.command(),
-        table: message.table(),
-        timestamp: message.timestamp(),
-        range: to.range,
-        // Runs go back as they came.
-        keys: list.filter(|list| !list.is_implied).map_or(message.keys(), |list| &list.keys),
-        lengths: message.lengths(),
-        values: Values::Copied(&values),
-        ..Draft::new(Kind::Failure)
-    };
-    super::post(lanes, peer, draft)
-}
-
-/// What a request that is sent back begins with, before its own values: 32 bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct SentBack {
-    /// Where its shard is now.
-    pub(crate) server: u64,
-    pub(crate) epoch: u64,
-    /// Operation and clock of the request.
-    pub(crate) op: u64,
-    pub(crate) clock: u64,
-}
-
-impl SentBack {
-    pub(crate) const BYTES: usize = 32;
-
-    fn bytes(self) -> [u8; Self::BYTES] {
-        let mut bytes = [0; Self::BYTES];
-        let numbers = [self.server, self.epoch, self.op, self.clock];
-        let places = bytes.chunks_exact_mut(8);
-        places
-            .zip(numbers)
-            .for_each(|(place, number)| place.copy_from_slice(&number.to_le_bytes()));
-        bytes
-    }
-
-    /// Reads it and the request's values behind it.
-    pub(crate) fn read(values: &[u8]) -> Option<(SentBack, &[u8])> {
-        let (head, values) = values.split_at_checked(Self::BYTES)?;
-        let [server, epoch, op, clock] = head.as_chunks().0 else { return None };
-        let [server, epoch, op, clock] =
-            [server, epoch, op, clock].map(|it| u64::from_le_bytes(*it));
-        Some((SentBack { server, epoch, op, clock }, values))
     }
 }

@@ -1,0 +1,110 @@
+//! How far a message was served, and why not further.
+//!
+//! Path: codec > thread > **tables** > shard > store > answer.
+
+use caravan_van::wire::Kind;
+use caravan_van::{Draft, Lanes, PeerId};
+
+use super::moving::Moved;
+use crate::consistency::Blocker;
+use crate::op::Op;
+use crate::server::answer::{ReplyTo, post, refuse, refuse_dropped};
+
+/// How far a message was served.
+pub(in crate::server) enum Step {
+    /// All of its records were answered.
+    Done,
+    /// Likewise, and requests to its table that waited may go on, before any other.
+    Release,
+    /// The next record waits until its shard's clock has reached this value.
+    Park(u64),
+    /// The next record waits for this, by its table's model.
+    Govern(Blocker),
+    /// The shard stores the next record's values, pushed to this key, without a copy.
+    Adopt(u64),
+    /// The next record drops its table.
+    Drop,
+    /// The next record has runs of keys, which must be written out.
+    Expand,
+    /// The next record waits until its shard has moved.
+    Hold,
+}
+
+/// Whose message is served.
+#[derive(Clone, Copy)]
+pub(in crate::server) struct Client {
+    pub(in crate::server) peer: PeerId,
+    /// The node of its lane's hello. What a header says of its sender is not believed.
+    pub(in crate::server) node: u32,
+}
+
+/// Whether a table's model has admitted a message already.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(in crate::server) enum Admitted {
+    /// It has just come.
+    No,
+    /// It was parked, and its turn has come.
+    Yes,
+}
+
+/// Why a record was not served.
+pub(in crate::server) enum Trouble {
+    /// The request is refused, for this reason.
+    Refused(String),
+    /// Its table was dropped.
+    Dropped,
+    /// Its shard has moved to another server thread.
+    Moved(Moved),
+    /// The server thread that asks counts as lost.
+    Lost,
+    /// Its answer cannot be posted, and the lane must be closed.
+    Lane(caravan_van::Error),
+}
+
+impl Trouble {
+    /// The reason in words.
+    pub(super) fn into_reason(self) -> String {
+        match self {
+            Trouble::Refused(reason) => reason,
+            Trouble::Dropped => "its table was dropped".to_owned(),
+            Trouble::Moved(to) => format!("its shard has moved to server thread {}", to.server),
+            Trouble::Lost => "it counts as lost".to_owned(),
+            Trouble::Lane(error) => error.to_string(),
+        }
+    }
+}
+
+impl From<String> for Trouble {
+    fn from(reason: String) -> Trouble {
+        Trouble::Refused(reason)
+    }
+}
+
+impl From<caravan_van::Error> for Trouble {
+    fn from(error: caravan_van::Error) -> Trouble {
+        Trouble::Lane(error)
+    }
+}
+
+/// Answers a request that was not served.
+///
+/// # Errors
+/// If the lane must be closed.
+#[cold]
+pub(super) fn answer_trouble(
+    lanes: &mut Lanes,
+    reply_to: ReplyTo,
+    trouble: Trouble,
+) -> caravan_van::Result<()> {
+    match trouble {
+        Trouble::Refused(reason) => refuse(lanes, reply_to, &reason),
+        Trouble::Dropped => refuse_dropped(lanes, reply_to),
+        Trouble::Lost => {
+            let ReplyTo { peer, table, timestamp } = reply_to;
+            let op = Op::Lost as u8;
+            post(lanes, peer, Draft { op, table, timestamp, ..Draft::new(Kind::Failure) })
+        }
+        Trouble::Moved(_) => refuse(lanes, reply_to, &trouble.into_reason()),
+        Trouble::Lane(error) => Err(error),
+    }
+}

@@ -1,0 +1,229 @@
+//! Requests about a whole table, shard or thread: to create and drop tables, to move shards, and the
+//! rest of what is neither push nor pull.
+//!
+//! Path: codec > thread > **tables** > shard > store > answer.
+
+use caravan_van::wire::Kind;
+use caravan_van::{Draft, KeyRange, Lanes, Message, PeerId, Values};
+use serde::Serialize;
+
+use super::chain::Chain;
+use super::entry::Known;
+use super::governor::Waiting;
+use super::{Client, Step, Tables, Trouble, keep};
+use crate::consistency::Admission;
+use crate::cost::Cost;
+use crate::history::Recorder;
+use crate::map::{Created, Placed};
+use crate::op::Op;
+use crate::server::answer::{ReplyTo, answer, post};
+use crate::server::shard::{Extract, Request};
+
+impl Tables {
+    /// Serves a request that is about a whole table or thread.
+    #[inline(never)]
+    pub(super) fn serve_other(
+        &mut self,
+        lanes: &mut Lanes,
+        client: Client,
+        message: &mut Message,
+        op: Option<Op>,
+    ) -> Result<Step, Trouble> {
+        let peer = client.peer;
+        let mut step = Step::Done;
+        op.map_or(Ok(()), |op| self.check_role(peer, op))?;
+        match op {
+            Some(Op::Create) => {
+                let number = self.create(lanes, message)?;
+                let shards = self.claims(number);
+                post_json(lanes, peer, message, &Created { number, shards })?;
+            }
+            Some(Op::Drop) => return Ok(Step::Drop),
+            Some(Op::Tables) => {
+                let of = str::from_utf8(message.values()).map_err(|error| error.to_string())?;
+                let within = self.known.iter().filter(|(_, known)| known.spec.is_within(of));
+                let pair = |(number, known): (&u32, &Known)| format!("[{number},{}]", known.text);
+                let reply = format!("[{}]", within.map(pair).collect::<Vec<_>>().join(","));
+                let values = Values::Copied(reply.as_bytes());
+                post(lanes, peer, Draft { values, ..answer(Kind::Reply, message) })?;
+            }
+            Some(Op::Move) => {
+                let (table, key) = (message.table(), message.range().begin());
+                if self.find(table, key)?.moving.is_some() {
+                    return Ok(Step::Hold);
+                }
+                if self.begin_move(lanes, peer, message)? {
+                    return Ok(Step::Done);
+                }
+                lanes.answer(peer, message.timestamp())?;
+            }
+            Some(Op::View) => {
+                self.enter_view(message)?;
+                lanes.answer(peer, message.timestamp())?;
+            }
+            Some(op @ (Op::Follow | Op::Replicate | Op::Whole)) => {
+                return self.serve_follower(lanes, peer, message, op);
+            }
+            Some(Op::Rows)
+                if self.find(message.table(), message.range().begin())?.chain.is_some() =>
+            {
+                return self.serve_follower(lanes, peer, message, Op::Rows);
+            }
+            Some(Op::Take) if self.waits_for_marks(message.table(), message.range().begin()) => {
+                return Ok(Step::Hold);
+            }
+            Some(op @ (Op::Take | Op::Rows | Op::Forward | Op::Own | Op::Abandon)) => {
+                self.serve_owner(lanes, peer, message, op)?;
+                lanes.answer(peer, message.timestamp())?;
+                step = Step::Release;
+            }
+            Some(Op::Mark) => {
+                self.mark(message.table(), message.range().begin(), peer);
+                lanes.answer(peer, message.timestamp())?;
+                step = Step::Release;
+            }
+            Some(Op::Command) => {
+                let (table, key) = (message.table(), message.range().begin());
+                self.seek(table, key)?;
+                let Tables { entries, chains, owed, last, .. } = self;
+                let entry = &mut entries[*last];
+                if entry.moving.as_ref().is_some_and(|moving| moving.holds(lanes, false)) {
+                    return Ok(Step::Hold);
+                }
+                let values = message.values();
+                let request = Request { values, ..Request::of(message, Op::Command, client.node) };
+                if entry.shard.admit(&request) == Admission::Kept {
+                    let reply_to = ReplyTo { peer, table, timestamp: message.timestamp() };
+                    keep(lanes, (owed, chains), entry, reply_to, &request)?;
+                } else {
+                    let reply = entry.shard.command(client.node, values)?;
+                    let values = Values::Copied(&reply);
+                    post(lanes, peer, Draft { values, ..answer(Kind::Reply, message) })?;
+                }
+            }
+            Some(Op::Checkpoint) => match self.serve_checkpoint(lanes, peer, message)? {
+                Some(reply) => {
+                    let values = Values::Copied(&reply);
+                    post(lanes, peer, Draft { values, ..answer(Kind::Reply, message) })?;
+                    step = Step::Release;
+                }
+                None => return Ok(Step::Hold),
+            },
+            Some(Op::Cost) => {
+                let cost = Cost::of_this_thread(&lanes.counters());
+                post_json(lanes, peer, message, &cost)?;
+            }
+            Some(op @ (Op::Join | Op::Clock | Op::Leave | Op::Bound | Op::Fresh)) => {
+                let entry = self.find(message.table(), message.range().begin())?;
+                let Some(governor) = &mut entry.governor else {
+                    let name = &entry.spec.name;
+                    return Err(format!("table {name} has no consistency model").into());
+                };
+                governor.serve(lanes, client, message, op)?;
+                step = Step::Release;
+            }
+            Some(Op::Keys) => return Err("nobody asked for these keys".to_owned().into()),
+            _ => return Err(format!("there is no operation {}", message.op()).into()),
+        }
+        message.advance();
+        Ok(step)
+    }
+
+    /// Creates a table, unless an equal one exists; returns its number.
+    fn create(&mut self, lanes: &Lanes, message: &Message) -> Result<u32, Trouble> {
+        let memory = lanes.memory();
+        let mut wanted = Known::read(message.values(), memory)?;
+        let number = match (message.table(), self.named(&wanted.spec.namespace, wanted.spec.id)) {
+            (0, Some(number)) => number,
+            (0, None) if self.gives_numbers() => self.numbers.next()?,
+            (0, None) => {
+                let why = "a table gets its number from the first server thread, not from this one";
+                return Err(why.to_owned().into());
+            }
+            (number, _) => number,
+        };
+        if let Some(known) = self.known.get_mut(&number) {
+            known.check_same(&wanted)?;
+            if std::mem::replace(&mut known.is_created, true) {
+                return Ok(number);
+            }
+        }
+        if self.numbers.is_dropped(number) {
+            return Err(Trouble::Dropped);
+        }
+        let range = wanted.spec.range().map_err(|error| error.to_string())?;
+        let map = wanted.spec.placement.map(range, self.count);
+        let map = map.map_err(|error| error.to_string())?;
+        let replicas = wanted.spec.replicas;
+        self.check_replicas(lanes, &wanted.spec)?;
+        let Tables { index, handles, histories, chains, entries, .. } = self;
+        let is_own = |shard: &Placed| match replicas {
+            0 => shard.server == *index,
+            _ => chains.view.chain(shard.server, replicas).any(|thread| thread == *index),
+        };
+        // Another thread may have asked this one to follow before.
+        let is_here = |range: KeyRange| {
+            entries.iter().any(|entry| entry.number == number && entry.range == range)
+        };
+        let own = map.shards().iter().enumerate();
+        let own = own.filter(|(_, shard)| is_own(shard) && !is_here(shard.range));
+        let mut build = |(place, shard): (usize, &Placed)| {
+            let mut entry = wanted.build(number, shard.range, handles, memory)?;
+            if replicas > 0 {
+                entry.shard.give(shard.range.begin(), 0, &mut Extract::default())?;
+                entry.chain = Some(Chain::new(shard.server, replicas, true, memory));
+            }
+            if let (Some(open), Some(governor), Some(consistency)) =
+                (&mut *histories, &mut entry.governor, entry.spec.consistency)
+            {
+                let out = open((number, place), &entry.spec);
+                let recorder = out.and_then(|out| Recorder::new(out, consistency));
+                governor.record(recorder.map_err(|error| format!("no history: {error}"))?);
+            }
+            Ok(entry)
+        };
+        let new = own.map(&mut build).collect::<Result<Vec<_>, String>>()?;
+        wanted.shorten()?;
+        wanted.is_created = true;
+        let at = self.entries.partition_point(|entry| entry.number < number);
+        self.entries.splice(at..at, new);
+        self.entries.sort_by_key(|entry| (entry.number, entry.range.begin()));
+        self.last = 0;
+        self.known.insert(number, wanted);
+        self.numbers.note(number);
+        self.chains.is_due |= replicas > 0;
+        Ok(number)
+    }
+
+    /// Drops a table with its rows, if it exists; returns the requests that wait for its model. Its
+    /// number is never used again.
+    ///
+    /// # Errors
+    /// If there is no memory to remember that.
+    pub(in crate::server) fn drop(&mut self, number: u32) -> Result<Vec<Waiting>, String> {
+        self.numbers.drop(number)?;
+        let mut waiting = Vec::new();
+        self.known.remove(&number);
+        self.forget_moves(number);
+        for entry in self.entries.extract_if(.., |entry| entry.number == number) {
+            waiting.extend(entry.governor.into_iter().flat_map(|it| it.into_waiting()));
+        }
+        self.last = 0;
+        if self.entries.len() < self.entries.capacity() / 4 {
+            self.entries.shrink_to_fit();
+        }
+        Ok(waiting)
+    }
+}
+
+/// Answers a request with this value as JSON.
+fn post_json(
+    lanes: &mut Lanes,
+    peer: PeerId,
+    request: &Message,
+    value: &impl Serialize,
+) -> Result<(), Trouble> {
+    let reply = serde_json::to_vec(value).map_err(|error| error.to_string())?;
+    let values = Values::Copied(&reply);
+    Ok(post(lanes, peer, Draft { values, ..answer(Kind::Reply, request) })?)
+}
