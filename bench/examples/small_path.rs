@@ -5,7 +5,8 @@
 //! [`stream_pulls`] and [`stream_sparse`]; by itself it shows nothing. Nothing here waits, so the
 //! same program gives the same counts. The argument is the operation, how many are in flight, and
 //! options: `shm` for shared memory, the consistency model of the table, `parked` for one where
-//! another worker's pull waits: `push-1`, `pull-200`, `push-1-shm`, `pull-200-ssp`. Under BSP every
+//! another worker's pull waits, the handle of the table, which is `add` by default: `push-1`,
+//! `pull-200`, `push-1-shm`, `pull-200-ssp`, `push-200-ftrl`. Under BSP every
 //! push ends the iteration of the only worker, or it would wait. `sparse-1000` has iterations of
 //! SparseSSP's controller alone, of 1000 keys.
 
@@ -34,6 +35,10 @@ use wire::{CREDITS, Frames, Wire};
 
 /// Requests of each kind.
 const COUNT: usize = 10_000;
+
+/// Handles of tables besides `add`.
+const HANDLES: [&str; 11] =
+    ["assign", "sub", "mul", "div", "min", "max", "sgd", "momentum", "adagrad", "adam", "ftrl"];
 
 /// `f32`s a key: 64 bytes.
 const WIDTH: usize = 16;
@@ -173,6 +178,12 @@ impl Asked {
         Asked { op, count, options: words.collect() }
     }
 
+    /// The handle of the table.
+    fn handle(&self) -> &str {
+        let known = |option: &&String| HANDLES.contains(&option.as_str());
+        self.options.iter().find(known).map_or("add", String::as_str)
+    }
+
     fn has(&self, option: &str) -> bool {
         self.options.iter().any(|has| has == option)
     }
@@ -209,6 +220,7 @@ fn main() {
     let mut worker = connect(van, 1, &server, &at);
     let range = KeyRange::new(0, 64).expect("64 keys");
     let mut spec = TableSpec::new(1, "small", ValueType::F32, WIDTH as u32).keys(range).dense();
+    spec = spec.handle(asked.handle());
     let model = asked.model();
     if let Some(model) = model {
         spec = spec.consistency(model, if asked.has("parked") { 2 } else { 1 });

@@ -92,10 +92,12 @@ impl<V: Float> Rule<V> for AdamRule<V::Real> {
         let [c1, c2] = corrections;
         *c1 = *c1 + share1 * (V::Real::ONE - *c1);
         *c2 = *c2 + share2 * (V::Real::ONE - *c2);
+        // By value: the loop need not read them again after each store, and can be vectorised.
+        let [c1, c2] = *corrections;
         each(stored, hidden, pushed, |w, [m, v], g| {
             *m = *m + share1 * (g - *m);
             *v = *v + share2 * (g * g - *v);
-            w - self.rate * (*m / *c1) / ((*v / *c2).sqrt() + self.epsilon)
+            w - self.rate * (*m / c1) / ((*v / c2).sqrt() + self.epsilon)
         });
     }
 }
