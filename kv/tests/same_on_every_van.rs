@@ -73,7 +73,7 @@ fn tables(van: Van) -> Vec<(String, Vec<u8>)> {
                 ValueType::I64 => read::<i64>(&mut workers, &spec, |n| i64::MAX - n as i64),
                 ValueType::U8 => read::<u8>(&mut workers, &spec, |n| n as u8),
                 ValueType::U32 => read::<u32>(&mut workers, &spec, |n| u32::MAX - n as u32),
-                ValueType::U64 => read::<u64>(&mut workers, &spec, |n| u64::MAX - n as u64),
+                ValueType::U64 => read::<u64>(&mut workers, &spec, |n| u64::MAX - n),
                 ValueType::F16 => {
                     read(&mut workers, &spec, |n| f16::from_f32(n as f32 / 7.0 - 1e3))
                 }
