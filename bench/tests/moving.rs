@@ -1,0 +1,139 @@
+//! Goal: 1 GiB of rows moves from one server process to another under load: no push fails or is
+//! lost, and servers write hardly more than the rows.
+//! Method: `caravan rebalance` drains one of two server processes over TCP, while a worker pushes a
+//! row every millisecond. The kernel says how many bytes both wrote in all: rows, forwarded pushes
+//! and answers. Latencies are printed beside those of a quiet time, and not judged.
+//!
+//! It takes a minute and 3 GiB of memory, so it has to be asked for:
+//! `cargo test -p caravan-bench --test moving -- --ignored --nocapture`
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+#![cfg(target_os = "linux")]
+
+mod support;
+
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use caravan_kv::{
+    Cluster, ClusterConfig, Launch, NodeConfig, Placement, Table, TableSpec, ValueType, Van, Worker,
+};
+use caravan_van::KeyRange;
+use support::{of_cluster, text};
+
+const WIDTH: usize = 256;
+const KEYS: u64 = 1 << 20;
+const ROW_BYTES: u64 = KEYS * 4 * WIDTH as u64;
+/// Keys of a request that fills or reads the table.
+const BLOCK: u64 = 4096;
+const SHARDS: u64 = 8;
+const PAUSE: Duration = Duration::from_millis(1);
+
+const _: () = assert!(ROW_BYTES == 1 << 30);
+
+/// Values of a block, exact as `f32` and dull for no compressor.
+fn values(block: u64) -> Vec<f32> {
+    let mut state = block;
+    let mut draw = || {
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 41) as f32
+    };
+    (0..BLOCK as usize * WIDTH).map(|_| draw()).collect()
+}
+
+fn blocks() -> impl Iterator<Item = (u64, Vec<u64>)> {
+    (0..KEYS / BLOCK).map(|block| (block, (block * BLOCK..(block + 1) * BLOCK).collect()))
+}
+
+/// Pushes rows of ones, one every [`PAUSE`], until `is_over`. Counts them by key, and returns how
+/// long each took.
+fn load(
+    worker: &mut Worker,
+    table: Table,
+    pushed: &mut [u32],
+    mut is_over: impl FnMut() -> bool,
+) -> Vec<Duration> {
+    let ones = [1.0_f32; WIDTH];
+    let mut took = Vec::new();
+    while !is_over() {
+        let key = (took.len() as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) % KEYS;
+        let began = Instant::now();
+        let push = worker.push(table, &[key], &ones).unwrap();
+        worker.wait(push).unwrap();
+        took.push(began.elapsed());
+        pushed[key as usize] += 1;
+        std::thread::sleep(PAUSE.saturating_sub(began.elapsed()));
+    }
+    took.sort_unstable();
+    took
+}
+
+fn say(what: &str, took: &[Duration]) {
+    let at = |percent: usize| took[(took.len() - 1) * percent / 100];
+    let (p50, p99, max) = (at(50), at(99), at(100));
+    println!("{what}: {} pushes, p50 {p50:?}, p99 {p99:?}, max {max:?}", took.len());
+}
+
+/// Bytes that the servers have written to sockets and files.
+fn written(cluster: &Cluster) -> u64 {
+    let processes = cluster.processes();
+    let servers = processes.iter().filter(|(name, _)| name.starts_with("server"));
+    let of_process = |pid: &u32| {
+        let io = std::fs::read_to_string(format!("/proc/{pid}/io")).unwrap();
+        let bytes = io.lines().find_map(|line| line.strip_prefix("wchar: ")).unwrap();
+        bytes.parse::<u64>().unwrap()
+    };
+    servers.map(|(_, pid)| of_process(pid)).sum()
+}
+
+#[test]
+#[ignore = "it takes a minute and 3 GiB of memory"]
+fn a_gibibyte_moves_under_load() {
+    let node = NodeConfig { van: Van::Tcp, ..NodeConfig::default() };
+    let config = ClusterConfig { servers: 2, workers: 1, node, ..ClusterConfig::default() };
+    let program = env!("CARGO_BIN_EXE_caravan").into();
+    let cluster = Cluster::launch(&config, Launch::Processes(program)).unwrap();
+    let mut worker = cluster.client().unwrap();
+    let shards = (0..SHARDS).map(|shard| (shard * KEYS / SHARDS, 0)).collect();
+    let spec = TableSpec::new(1, "rows", ValueType::F32, WIDTH as u32)
+        .keys(KeyRange::new(0, KEYS).unwrap())
+        .placement(Placement::Cut(shards));
+    let table = worker.create_table(&spec).unwrap();
+    for (block, keys) in blocks() {
+        let push = worker.push(table, &keys, &values(block)).unwrap();
+        worker.wait(push).unwrap();
+    }
+    let mut pushed = vec![0; KEYS as usize];
+    let until = Instant::now() + Duration::from_secs(3);
+    let quiet = load(&mut worker, table, &mut pushed, || Instant::now() > until);
+    let before = written(&cluster);
+    let began = Instant::now();
+    let mut rebalance = of_cluster(&cluster, "rebalance --drain 0 --json");
+    let mut rebalance = rebalance.stdout(Stdio::piped()).spawn().unwrap();
+    let busy = load(&mut worker, table, &mut pushed, || rebalance.try_wait().unwrap().is_some());
+    let seconds = began.elapsed().as_secs_f64();
+    let moved = written(&cluster) - before;
+    let output = rebalance.wait_with_output().unwrap();
+    assert!(output.status.success());
+    assert_eq!(text(&output.stdout).lines().count() as u64, SHARDS);
+    say("quiet", &quiet);
+    say("while it moves", &busy);
+    let times = moved as f64 / ROW_BYTES as f64;
+    println!("moved in {seconds:.1} s; servers wrote {moved} bytes, {times:.4} times the rows");
+    assert!(times <= 1.05, "{times}");
+    for (block, keys) in blocks() {
+        let pull = worker.pull(table, &keys).unwrap();
+        let answer = worker.wait(pull).unwrap();
+        let first = values(block);
+        let rows = answer.values::<f32>().chunks(WIDTH).zip(first.chunks(WIDTH));
+        for ((row, first), key) in rows.zip(&keys) {
+            let more = pushed[*key as usize] as f32;
+            assert!(row.iter().zip(first).all(|(now, first)| *now == first + more), "key {key}");
+        }
+    }
+    // It has asked for all of them, and knows where they are now.
+    assert!(worker.shards(table).unwrap().iter().all(|shard| shard.server == 1));
+    drop(worker);
+    cluster.shutdown().unwrap();
+}
