@@ -1,5 +1,5 @@
-//! Requests about a whole table, shard or thread: to create and drop tables, to move shards, and the
-//! rest of what is neither push nor pull.
+//! Requests about a whole table, shard or thread: to create and drop tables, to move shards, and
+//! the rest of what is neither push nor pull.
 //!
 //! Path: codec > thread > **tables** > shard > store > answer.
 

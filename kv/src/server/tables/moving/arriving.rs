@@ -1,5 +1,5 @@
-//! The newcomer's side of a move: it takes rows and forwarded pushes, and serves nobody until it owns
-//! the shard.
+//! The newcomer's side of a move: it takes rows and forwarded pushes, and serves nobody until it
+//! owns the shard.
 //!
 //! Path: codec > thread > **tables** > shard > store > answer.
 
