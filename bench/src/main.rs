@@ -23,6 +23,7 @@ mod plot;
 mod rebalance;
 mod report;
 mod results;
+mod sketch;
 mod train;
 
 use std::io::IsTerminal;
@@ -94,6 +95,7 @@ fn run(cli: &Cli) -> Result<()> {
         Command::Bench(command) => measure::run(&cli.common, command),
         Command::CheckHistory(args) => history::run(&cli.common, args),
         Command::Checkpoint(command) => checkpoint::run(&cli.common, command),
+        Command::Sketch(command) => sketch::run(&cli.common, command),
         Command::Rebalance(args) => rebalance::run(&cli.common, args),
         Command::Man(args) => manual::man(args),
         Command::Completions(args) => manual::completions(args),

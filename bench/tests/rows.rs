@@ -69,7 +69,7 @@ fn the_names_of_fields_are_read_in_order() {
 fn the_page_has_every_kind_of_row_once() {
     let page = include_str!("../docs/rows.md");
     let rows = page.lines().filter(|line| line.starts_with('{')).count();
-    let kinds = "bandwidth calibration checkpoint clustered comparison consistency distances fabric file finding history latency layout link load \
+    let kinds = "bandwidth calibration checkpoint clustered comparison consistency counted distances estimate fabric file finding history latency layout link load \
                  machine model move pass perplexity placement predict progress rate rdma-device result \
                  rmse scale stage traffic trained van verbs-bandwidth verbs-latency verdict wait";
     assert_eq!(documented().into_keys().collect::<BTreeSet<_>>(), set(kinds));
@@ -264,8 +264,8 @@ fn a_checked_history_prints_the_row_of_the_page() {
 #[test]
 fn commands_to_a_running_cluster_print_the_rows_of_the_page() {
     let config = ClusterConfig { servers: 2, workers: 1, ..ClusterConfig::default() };
-    let cluster =
-        Cluster::launch(&config, Launch::Threads(Handles::default(), Apps::default())).unwrap();
+    let handles = caravan_learn::sketch::handle(Handles::default());
+    let cluster = Cluster::launch(&config, Launch::Threads(handles, Apps::default())).unwrap();
     let mut client = cluster.client().unwrap();
     let placement = Placement::Cut((0..4).map(|at| (at * 25, 0)).collect());
     let spec = TableSpec::new(3, "weights", ValueType::I64, 1).placement(placement);
@@ -287,6 +287,19 @@ fn commands_to_a_running_cluster_print_the_rows_of_the_page() {
     let (status, rows, said) = run(&create);
     assert_eq!((status, rows.lines().count()), (Some(0), 1), "{rows}{said}");
     assert_eq!(Some(&fields(rows.trim_end())), documented().get("checkpoint"), "{rows}");
+    let (status, _, said) = run("sketch create --table 7 --cells 1024");
+    assert_eq!(status, Some(0), "{said}");
+    let file = checkpoints.join("keys");
+    std::fs::write(&file, "3 5\n9\n\n3\n").unwrap();
+    let (_, rows, said) = run(&format!("sketch insert --table 7 {} --json", file.display()));
+    assert_eq!(Some(&fields(rows.trim_end())), documented().get("counted"), "{rows}{said}");
+    let (_, rows, said) = run("sketch query --table 7 3 9 3 4 --json");
+    let counts: Vec<&str> = rows.lines().collect();
+    let row = |key, count| format!(r#"{{"row":"estimate","key":{key},"count":{count}}}"#);
+    assert_eq!(counts, [row(3, 6), row(9, 1), row(3, 6), row(4, 0)], "{said}");
+    assert_eq!(Some(&fields(counts[0])), documented().get("estimate"));
+    let (status, _, said) = run("sketch drop --table 7");
+    assert_eq!(status, Some(0), "{said}");
     let (status, rows, said) = run("rebalance --drain 0 --json");
     assert_eq!((status, rows.lines().count()), (Some(0), 2), "{rows}{said}");
     let (status, _, said) = run("rebalance --drain 0,1");

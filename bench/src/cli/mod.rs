@@ -5,6 +5,7 @@ mod checkpoint;
 pub(crate) mod ending;
 pub(crate) mod interrupt;
 mod learn;
+mod sketch;
 mod steps;
 pub(crate) mod values;
 
@@ -19,6 +20,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 pub(crate) use self::bench::*;
 pub(crate) use self::checkpoint::*;
 pub(crate) use self::learn::*;
+pub(crate) use self::sketch::*;
 pub(crate) use self::steps::*;
 use self::values::{address, count_to, hexadecimal, hosts, numa, parse_wait};
 use crate::floor::process::Answerer;
@@ -166,6 +168,9 @@ pub(crate) enum Command {
     /// Writes the tables of a running cluster to files, and restores them
     #[command(subcommand)]
     Checkpoint(CheckpointCommand),
+    /// Counts keys in sketches on the servers of a running cluster
+    #[command(subcommand)]
+    Sketch(SketchCommand),
     /// Starts a program as scheduler, servers and workers: here, on hosts, or in an allocation
     Launch(LaunchArgs),
     /// Runs the processes of a job on one host, for a launcher
@@ -362,6 +367,10 @@ mod tests {
             "caravan checkpoint create /data/checkpoints --namespace dbpg --json",
             "caravan checkpoint restore /data/checkpoints --number 3",
             "caravan checkpoint export /data/checkpoints --table 7",
+            "caravan sketch create --table 7 --cells 65536 --hashes 3 --value u32 --keys 1000000 --replicas 1",
+            "caravan sketch insert --table 7 --batch 1000 pages.txt",
+            "caravan sketch query --table 7 1 2 3",
+            "caravan sketch merge --table 7 --into 8",
             "caravan doctor --json",
             "caravan doctor --topology two.xml --threads 4 --numa-node 1",
             "caravan bench placement --van tcp --no-pin --smoke",
@@ -436,6 +445,9 @@ mod tests {
             "caravan bench verbs --listen a --connect b",
             "caravan checkpoint create",
             "caravan checkpoint export /data/checkpoints",
+            "caravan sketch create --table 7 --hashes 31",
+            "caravan sketch create --table 7 --value f32",
+            "caravan sketch query --table 7 -1",
             "caravan launch",
             "caravan launch ./train",
             "caravan launch --hosts A, -- ./train",
