@@ -15,6 +15,7 @@ use crate::cli::{Common, Role, VanChoice, WorkerRole};
 use crate::measure::consistency::worker::Iterates;
 use crate::measure::crowd::Crowded;
 use crate::measure::fabric::worker::Links;
+use crate::measure::failover::Pushes;
 use crate::measure::load::worker::Loads;
 use crate::measure::scene::Waits;
 use crate::measure::worker::Measure;
@@ -69,6 +70,7 @@ pub(crate) fn apps() -> Apps {
         .with(Crowded::NAME, || Box::new(Crowded::default()))
         .with(Loads::NAME, || Box::new(Loads))
         .with(Links::NAME, || Box::new(Links))
+        .with(Pushes::NAME, || Box::new(Pushes))
         .with(Iterates::NAME, || Box::new(Iterates))
         .with(Waits::NAME, || Box::new(Waits::default()))
 }

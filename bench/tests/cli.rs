@@ -36,6 +36,7 @@ fn wrong_usage_ends_with_2_and_says_why() {
         ("bench rate --sizes 1GiB --window 64", "a window of 7 or less"),
         ("bench placement --numa-node 0", "leave --numa-node out"),
         ("bench wait --wait spin", "leave --wait out"),
+        ("bench failover --in-process", "leave --in-process"),
         ("bench scale --servers 1025", "1024 servers"),
         ("bench consistency --workers 2", "--sparse-nodes"),
         ("bench consistency --set-up features --features 9", "16 workers need 16 features"),
@@ -150,6 +151,20 @@ fn a_bench_runs_on_threads_with_many_keys_and_servers() {
     let rows = rows(line);
     assert_eq!(rows.len(), 1 + 9);
     assert!(rows[1..].iter().all(|row| row["wrong"] == 0 && row["keys"] == 100), "{rows:?}");
+}
+
+/// Of one worker, and of many at a time.
+#[test]
+fn benches_run_on_tables_with_replicas() {
+    for bench in ["latency", "bandwidth", "rate", "rate --workers 2"] {
+        let line = format!("bench {bench} --smoke --json --in-process --van tcp --sizes 64");
+        let rows = rows(&format!("{line} --servers 3 --replicas 1"));
+        assert!(rows.len() == 3 && rows[1..].iter().all(|row| row["wrong"] == 0), "{rows:?}");
+        let output = caravan(&format!("{line} --servers 2 --replicas 2"), &[]);
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{bench}: {said}");
+        assert!(said.contains("2 replicas") && said.contains("room for 1"), "{bench}: {said}");
+    }
 }
 
 /// The RDMA device to test on.

@@ -69,7 +69,7 @@ fn the_names_of_fields_are_read_in_order() {
 fn the_page_has_every_kind_of_row_once() {
     let page = include_str!("../docs/rows.md");
     let rows = page.lines().filter(|line| line.starts_with('{')).count();
-    let kinds = "bandwidth calibration checkpoint clustered comparison consistency counted distances estimate fabric file finding history latency layout link load \
+    let kinds = "bandwidth calibration checkpoint clustered comparison consistency counted distances estimate fabric failover file finding history latency layout link load \
                  machine model move pass perplexity placement predict progress rate rdma-device result \
                  rmse scale stage traffic trained van verbs-bandwidth verbs-latency verdict wait";
     assert_eq!(documented().into_keys().collect::<BTreeSet<_>>(), set(kinds));
@@ -127,6 +127,11 @@ fn the_bench_under_load_prints_the_rows_of_the_page() {
 fn the_bench_of_links_prints_the_rows_of_the_page() {
     let line = "bench fabric --smoke --van tcp --workers 3 --servers 3 --rounds 2 --json";
     assert_eq!(held(line), set("machine link fabric"));
+}
+
+#[test]
+fn the_bench_of_failover_prints_the_rows_of_the_page() {
+    assert_eq!(held("bench failover --smoke --van tcp --json"), set("machine failover"));
 }
 
 #[test]

@@ -11,6 +11,7 @@ use super::values::{
 };
 use crate::measure::consistency::SetUp;
 use crate::measure::fabric::Least;
+use crate::measure::failover::Fall;
 use crate::measure::load::Arrivals;
 use crate::measure::load::rates::{Rate, Skew};
 use crate::measure::subject::Op;
@@ -37,6 +38,8 @@ pub(crate) enum BenchCommand {
     Verbs(VerbsArgs),
     /// The cost of a server thread, or its memory, on the wrong NUMA node
     Placement,
+    /// Kills servers of tables with replicas: how long until pushes to their ranges go on
+    Failover(FailoverArgs),
     /// Training on simulated clusters of many workers: time, idle share and bytes by delay, filters
     /// and stragglers
     Scale(ScaleArgs),
@@ -128,6 +131,16 @@ pub(crate) struct WaitArgs {
     /// Clusters for each policy and scene, of which a row holds the medians
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = count())]
     pub(crate) rounds: u32,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct FailoverArgs {
+    /// Servers that fall, each of a cluster of its own
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = count_to(100_000))]
+    pub(crate) count: u32,
+    /// Whether their processes are killed or stopped
+    #[arg(long, value_enum, default_value = "kill")]
+    pub(crate) fall: Fall,
 }
 
 #[derive(Debug, Clone, Args)]

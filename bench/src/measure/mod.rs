@@ -6,6 +6,7 @@
 pub(crate) mod consistency;
 pub(crate) mod crowd;
 pub(crate) mod fabric;
+pub(crate) mod failover;
 pub(crate) mod figures;
 mod latency;
 pub(crate) mod load;

@@ -46,6 +46,7 @@ pub(super) fn tasks(command: &BenchCommand, smoke: bool) -> Result<Vec<Task>> {
         | BenchCommand::Wait(_)
         | BenchCommand::Load(_)
         | BenchCommand::Fabric(_)
+        | BenchCommand::Failover(_)
         | BenchCommand::Consistency(_)
         | BenchCommand::Scale(_) => Ok(Vec::new()),
     }
