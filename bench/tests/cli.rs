@@ -360,6 +360,8 @@ fn flags_that_do_not_go_together_are_refused() {
         ("--lambda 3,1 --lambda-path 3", "--lambda-path takes one"),
         ("--lambda 3,1 --resume m", "--resume takes one"),
         ("--lambda 1 --resume m --model n", "--model"),
+        ("--lambda 1 --save-every 2", "needs --model or --resume"),
+        ("--lambda 1 --restarts 1 --external", "leave --external"),
         ("--lambda 1 --delay 2..4", "begins with 0"),
     ] {
         let output = caravan(&format!("train dbpg --data x {line}"), &[]);

@@ -9,7 +9,7 @@ mod support;
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -112,6 +112,68 @@ fn an_interrupted_run_goes_on_from_its_model() {
     let off = objective(&last) / objective(&whole) - 1.0;
     assert!(off.abs() < 1e-8, "{off:e}");
     assert!(std::fs::read_to_string(&model).unwrap().contains("converged after"));
+}
+
+/// A server and a worker are killed, one after the other; new clusters go on to the same optimum.
+#[test]
+fn a_run_goes_on_without_nodes_that_are_killed() {
+    let (_, train) = training("restarted");
+    let whole = run(&format!("{train} --epsilon 1e-9"));
+    assert!(whole.status.success(), "{whole:?}");
+    let whole = row(&mut &whole.stdout[..], "result");
+    // A pass takes long enough for a kill to come within the next one.
+    let slow = "--delay 1 --blocks 10 --straggle 1:50";
+    let mut going = start(&format!("{train} --epsilon 1e-9 {slow} --restarts 2"));
+    let mut stdout = BufReader::new(going.stdout.take().unwrap());
+    for role in ["server", "worker"] {
+        // Each cluster counts its passes from 0.
+        while row(&mut stdout, "progress")["pass"] != 0 {}
+        let [killed, ..] = children_as(role, going.id())[..] else { panic!("no {role}") };
+        signal("KILL", killed);
+        assert_gone(&[killed]);
+    }
+    let last = row(&mut stdout, "result");
+    let status = ended(&mut going, PATIENCE);
+    let mut said = String::new();
+    going.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert!(status.success() && said.matches("a new cluster goes on").count() == 2, "{said}");
+    let objective = |row: &Value| row["objective"].as_f64().unwrap();
+    let off = objective(&last) / objective(&whole) - 1.0;
+    assert!(off.abs() < 2e-9, "{off:e}");
+}
+
+/// All processes of a job are killed; the same command goes on from the weights that it saved.
+#[test]
+fn a_job_that_is_killed_whole_goes_on_from_what_it_saved() {
+    let (folder, train) = training("killed-whole");
+    let whole = run(&format!("{train} --epsilon 1e-9"));
+    assert!(whole.status.success(), "{whole:?}");
+    let whole = row(&mut &whole.stdout[..], "result");
+    let model = folder.join("saved.model");
+    let resume = format!("{train} --save-every 2 --resume {}", model.display());
+    let mut slow = start(&format!("{resume} --no-newton --epsilon 0 --passes 1000000"));
+    let mut stdout = BufReader::new(slow.stdout.take().unwrap());
+    let saved = loop {
+        let pass = row(&mut stdout, "progress");
+        if model.exists() {
+            break pass;
+        }
+    };
+    let nodes = children(slow.id());
+    let all = nodes.iter().copied().chain([slow.id()]).map(|pid| pid.to_string());
+    Command::new("kill").arg("-KILL").args(all).status().unwrap();
+    ended(&mut slow, PATIENCE);
+    assert_gone(&nodes);
+    let text = std::fs::read_to_string(&model).unwrap();
+    assert!(text.contains("going on after") && text.lines().count() > 10, "{text}");
+    let resumed = run(&format!("{resume} --epsilon 1e-9"));
+    assert!(resumed.status.success(), "{resumed:?}");
+    let first = row(&mut &resumed.stdout[..], "progress");
+    let last = row(&mut &resumed.stdout[..], "result");
+    let objective = |row: &Value| row["objective"].as_f64().unwrap();
+    assert!(saved["pass"].as_u64() >= Some(1) && objective(&first) <= objective(&saved), "{first}");
+    let off = objective(&last) / objective(&whole) - 1.0;
+    assert!(off.abs() < 2e-9, "{off:e}");
 }
 
 #[test]

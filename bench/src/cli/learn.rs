@@ -168,6 +168,13 @@ pub(crate) struct Outcome {
     /// that file
     #[arg(long, value_name = "FILE", conflicts_with_all = ["model", "warm_start", "lambda_path"])]
     pub(crate) resume: Option<PathBuf>,
+    /// Writes the weights into the model's file after every N passes; --resume goes on from there
+    /// if all of the job is killed
+    #[arg(long, value_name = "N", value_parser = large_count())]
+    pub(crate) save_every: Option<u64>,
+    /// How many times a new cluster goes on from the weights last saved when a node is lost
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) restarts: u32,
     /// Where to draw the convergence, as SVG
     #[arg(long, value_name = "OUT.svg")]
     pub(crate) plot: Option<PathBuf>,

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, bail};
+use caravan_kv::ClusterConfig;
 use caravan_learn::data::Examples;
 use caravan_learn::dbpg::blocks::Order;
 use caravan_learn::dbpg::{self, Driver, Job, Trained};
@@ -35,6 +36,7 @@ fn dbpg(common: &Common, args: &Dbpg) -> Result<()> {
     let lambdas = lambdas(args)?;
     let interrupt = Interrupt::watch().context("cannot watch for Ctrl-C")?;
     let config = cluster::config(common)?;
+    check_restarts(common, args, config.node.role.is_some())?;
     // A wrong name must not cost a training run: outputs are tried, and the test set is read,
     // before.
     check_outputs(args, &lambdas)?;
@@ -46,57 +48,150 @@ fn dbpg(common: &Common, args: &Dbpg) -> Result<()> {
         job.stop = interrupt.flag();
     }
     let test = if args.test.is_empty() { None } else { Some(read(&args.test)?) };
-    let mut cluster = cluster::launch(&config, common)?;
     let has_outputs = saves || args.outcome.plot.is_some();
     let stop = (!has_outputs).then(|| job.stop.clone());
-    let mut rows = Rows::new(common, job.passes_max as usize, stop);
-    rows.report.doing("loading".to_owned());
-    let mut driver = Driver::load(&mut cluster, &job)?;
-    let lambdas = match args.objective.lambda_path {
-        Some(count) => path(driver.lambda_max()?, lambdas[0], count),
-        None => lambdas,
+    let rows = Rows::new(common, job.passes_max as usize, stop);
+    let mut run = Solving {
+        common,
+        args,
+        test,
+        lambdas,
+        has_loaded: false,
+        restarts: args.outcome.restarts,
+        kept: None,
+        rows,
+        curves: Vec::new(),
+        saved: None,
+        missed: None,
+        stopped: false,
     };
-    check_outputs(args, &lambdas)?;
-    if saves {
-        interrupt.defer();
-    }
-    let mut stopped = false;
-    let mut missed = None;
-    let mut saved = None;
-    let mut curves = Vec::new();
-    for &lambda in &lambdas {
-        let mut curve = Curve { name: format!("lambda {lambda}"), points: Vec::new() };
-        rows.report.restart();
-        let trained = driver.solve(lambda, |pass| {
-            curve.points.push(point(pass));
-            rows.pass(pass);
-        })?;
-        curves.push(curve);
-        // Before anything that may fail: nobody should train twice because of a row or a picture.
-        if let Some(file) = output(args).map(|path| model_file(path, lambda, lambdas.len() > 1)) {
-            write(&trained, args, &job, &file)?;
-            saved = Some(file);
-        }
-        remark(&rows.report, &trained, args);
-        if !trained.converged && !trained.stopped && !common.smoke {
-            let shortfall = shortfall(&trained, &job);
-            match args.method.strict {
-                true => missed = missed.or(Some(shortfall)),
-                false => rows.report.say(format_args!("{shortfall}")),
+    let ended = loop {
+        match run.go_on(&config, &job, &interrupt) {
+            Ok(ended) => break ended,
+            Err(error) if run.has_loaded && run.restarts > 0 => {
+                run.restarts -= 1;
+                run.rows.report.say(format_args!("{error:#}; a new cluster goes on"));
+                job.warm_start = run.kept.take().or(job.warm_start);
             }
+            Err(error) => return Err(error),
         }
-        rows.result(&trained, test.as_ref());
-        stopped = trained.stopped;
-        if stopped {
-            break;
-        }
-    }
+    };
+    let Solving { rows, curves, missed, saved, stopped, .. } = run;
     let plotted = args.outcome.plot.as_deref();
     let plotted = plotted.map_or(Ok(()), |path| replace(path, plot::svg(&curves).as_bytes()));
-    let ended = cluster.shutdown();
     let outcome = rows.outcome.and(plotted.map_err(Into::into)).and(ended.map_err(Into::into));
     let outcome = outcome.and(missed.map_or(Ok(()), |missed| bail!(missed)));
     finish(outcome, saved, stopped, &interrupt, |file| format!("; --resume {file} goes on"))
+}
+
+/// A run, which may outlive its cluster.
+struct Solving<'a> {
+    common: &'a Common,
+    args: &'a Dbpg,
+    test: Option<Examples>,
+    /// The largest first. Of a path they are known once data is loaded.
+    lambdas: Vec<f64>,
+    has_loaded: bool,
+    /// How many times it may still go on with a new cluster.
+    restarts: u32,
+    /// The last weights, if it may.
+    kept: Option<Model>,
+    rows: Rows,
+    /// Of the lambdas that are solved.
+    curves: Vec<Curve>,
+    /// The file of the last model.
+    saved: Option<PathBuf>,
+    /// What the first lambda lacks that ended too far from the optimum.
+    missed: Option<String>,
+    stopped: bool,
+}
+
+impl Solving<'_> {
+    /// Starts a cluster, loads the data and solves the lambdas that are not solved yet; returns how
+    /// the cluster has ended.
+    fn go_on(
+        &mut self,
+        config: &ClusterConfig,
+        job: &Job,
+        interrupt: &Interrupt,
+    ) -> Result<caravan_kv::Result<()>> {
+        let mut cluster = cluster::launch(config, self.common)?;
+        self.rows.report.doing("loading".to_owned());
+        let mut driver = Driver::load(&mut cluster, job)?;
+        if !self.has_loaded {
+            if let Some(count) = self.args.objective.lambda_path {
+                self.lambdas = path(driver.lambda_max()?, self.lambdas[0], count);
+            }
+            check_outputs(self.args, &self.lambdas)?;
+            if output(self.args).is_some() {
+                interrupt.defer();
+            }
+            self.has_loaded = true;
+        }
+        while let Some(&lambda) = self.lambdas.get(self.curves.len()) {
+            self.solve(&mut driver, job, lambda)?;
+            if self.stopped {
+                break;
+            }
+        }
+        Ok(cluster.shutdown())
+    }
+
+    fn solve(&mut self, driver: &mut Driver<'_>, job: &Job, lambda: f64) -> Result<()> {
+        let Solving { args, rows, kept, .. } = self;
+        let file = output(args).map(|path| model_file(path, lambda, self.lambdas.len() > 1));
+        let mut curve = Curve { name: format!("lambda {lambda}"), points: Vec::new() };
+        rows.report.restart();
+        let progress = |pass: &dbpg::Progress| {
+            curve.points.push(point(pass));
+            rows.pass(pass);
+        };
+        let save = |pass: &dbpg::Progress, model: Model| {
+            if let (Some(file), Some(_)) = (&file, args.outcome.save_every) {
+                let (objective, passes) = (pass.objective, pass.pass + 1);
+                let found = Found { model: &model, lambda, objective, passes, end: "going on" };
+                if let Err(error) = write(&found, args, job, file) {
+                    say(format_args!("the weights were not saved: {error:#}"));
+                }
+            }
+            *kept = Some(model);
+        };
+        let trained = driver.solve_saving(lambda, progress, save)?;
+        self.curves.push(curve);
+        // Before anything that may fail: nobody should train twice because of a row or a picture.
+        if let Some(file) = file {
+            write(&Found::of(&trained), args, job, &file)?;
+            self.saved = Some(file);
+        }
+        if self.restarts > 0 {
+            self.kept = Some(trained.model.clone());
+        }
+        remark(&self.rows.report, &trained, args);
+        if !trained.converged && !trained.stopped && !self.common.smoke {
+            let shortfall = shortfall(&trained, job);
+            match args.method.strict {
+                true => self.missed = self.missed.take().or(Some(shortfall)),
+                false => self.rows.report.say(format_args!("{shortfall}")),
+            }
+        }
+        self.rows.result(&trained, self.test.as_ref());
+        self.stopped = trained.stopped;
+        Ok(())
+    }
+}
+
+/// Refuses what cannot be saved, or started again.
+fn check_restarts(common: &Common, args: &Dbpg, is_elsewhere: bool) -> Result<()> {
+    let crate::cli::Outcome { save_every, restarts, .. } = args.outcome;
+    if save_every.is_some() && output(args).is_none() {
+        return Err(Usage("--save-every needs --model or --resume, to save into".to_owned()).into());
+    }
+    if restarts > 0 && (common.external || is_elsewhere) {
+        let why = "--restarts starts nodes anew, so it needs nodes that this program starts here; \
+                   leave --external and --hosts out";
+        return Err(Usage(why.to_owned()).into());
+    }
+    Ok(())
 }
 
 /// Tells where the model is, whatever else failed.
@@ -238,6 +333,8 @@ fn job(common: &Common, args: &Dbpg, lambda: f64) -> Result<Job> {
     job.passes_max = if common.smoke { SMOKE_PASSES } else { method.passes };
     job.newton = job.newton.filter(|_| !method.no_newton);
     job.straggle = method.straggle;
+    let each_pass = u64::from(args.outcome.restarts > 0);
+    job.save_every = args.outcome.save_every.unwrap_or(each_pass);
     job.filters = method.filters;
     job.filters.screen &= !method.no_newton;
     let tail = dbpg::Tail {
@@ -278,23 +375,37 @@ fn model_file(path: &Path, lambda: f64, several: bool) -> PathBuf {
     path.with_file_name(name)
 }
 
-fn write(trained: &Trained, args: &Dbpg, job: &Job, file: &Path) -> Result<()> {
+/// What is written as a model.
+struct Found<'a> {
+    model: &'a Model,
+    lambda: f64,
+    objective: f64,
+    passes: u64,
+    /// How far training is.
+    end: &'static str,
+}
+
+impl<'a> Found<'a> {
+    fn of(trained: &'a Trained) -> Found<'a> {
+        let Trained { ref model, lambda, objective, passes, .. } = *trained;
+        let end = match () {
+            () if trained.converged => "converged",
+            () if trained.stopped => "interrupted",
+            () => "not converged",
+        };
+        Found { model, lambda, objective, passes, end }
+    }
+}
+
+fn write(found: &Found<'_>, args: &Dbpg, job: &Job, file: &Path) -> Result<()> {
     let format = args.outcome.model_format.map_or_else(|| Format::of(file), Format::from);
-    let end = match () {
-        () if trained.converged => "converged",
-        () if trained.stopped => "interrupted",
-        () => "not converged",
-    };
+    let Found { model, lambda, objective, passes, end } = found;
     let comment = format!(
-        "dbpg lambda {} l2 {} intercept {} positive-weight {}: objective {}, {end} after {} passes",
-        trained.lambda,
-        job.proximal.l2,
-        job.intercept,
-        job.positive_weight,
-        trained.objective,
-        trained.passes
+        "dbpg lambda {lambda} l2 {} intercept {} positive-weight {}: \
+         objective {objective}, {end} after {passes} passes",
+        job.proximal.l2, job.intercept, job.positive_weight,
     );
-    Ok(trained.model.write(file, format, &comment)?)
+    Ok(model.write(file, format, &comment)?)
 }
 
 /// Tells people what the result does not.

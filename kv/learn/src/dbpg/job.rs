@@ -77,6 +77,9 @@ pub struct Job {
     /// Artificial pauses of workers, to measure what a delay is worth on a machine without
     /// stragglers.
     pub straggle: Option<Straggle>,
+    /// After how many passes each [`super::Driver::solve_saving`] hands the weights over; 0 for
+    /// never.
+    pub save_every: u64,
     /// Set from any thread to end the run after the current pass.
     pub stop: Arc<AtomicBool>,
 }
@@ -109,6 +112,7 @@ impl Job {
             newton: Some(BLOCK_COLUMNS),
             threads: 1,
             straggle: None,
+            save_every: 0,
             stop: Arc::default(),
         }
     }

@@ -112,7 +112,21 @@ impl<'a> Driver<'a> {
         lambda: f64,
         progress: impl FnMut(&Progress),
     ) -> crate::Result<Trained> {
-        self.run(lambda, progress).map_err(failed)
+        self.solve_saving(lambda, progress, |_, _| ())
+    }
+
+    /// As [`Driver::solve`]; calls `save` with the weights after every [`Job::save_every`] passes.
+    /// Training that begins with them comes to the same optimum.
+    ///
+    /// # Errors
+    /// As [`Driver::solve`].
+    pub fn solve_saving(
+        &mut self,
+        lambda: f64,
+        progress: impl FnMut(&Progress),
+        save: impl FnMut(&Progress, Model),
+    ) -> crate::Result<Trained> {
+        self.run(lambda, Listener { progress, save }).map_err(failed)
     }
 
     /// Ends the training: its tables are dropped, and the workers forget their data. The next one
@@ -127,7 +141,7 @@ impl<'a> Driver<'a> {
     fn run(
         &mut self,
         lambda: f64,
-        mut progress: impl FnMut(&Progress),
+        mut listener: Listener<impl FnMut(&Progress), impl FnMut(&Progress, Model)>,
     ) -> caravan_kv::Result<Trained> {
         let smallest = self.job.proximal.lambda;
         if lambda.is_nan() || lambda < smallest {
@@ -149,7 +163,7 @@ impl<'a> Driver<'a> {
         for pass in 0..self.job.passes_max {
             if !first_order {
                 let (report, stalled) = self.outer(pass, last.as_ref())?;
-                progress(&report);
+                self.tell(&mut listener, &report, first_order)?;
                 last = Some(report);
                 stopped = self.job.is_to_stop() && report.stop != Stop::Done;
                 if stopped || stalled || report.stop == Stop::Done {
@@ -173,7 +187,7 @@ impl<'a> Driver<'a> {
                 first_order = false;
                 self.begin_newton()?;
             }
-            progress(&report);
+            self.tell(&mut listener, &report, first_order)?;
             last = Some(report);
             reset = report.stop == Stop::Reset;
             stopped = self.job.is_to_stop() && report.stop != Stop::Done;
@@ -205,6 +219,26 @@ impl<'a> Driver<'a> {
             columns: self.columns,
             left_out: self.left_out,
         })
+    }
+
+    /// Tells of a pass, and hands the weights over if it is time.
+    fn tell(
+        &mut self,
+        listener: &mut Listener<impl FnMut(&Progress), impl FnMut(&Progress, Model)>,
+        report: &Progress,
+        first_order: bool,
+    ) -> caravan_kv::Result<()> {
+        (listener.progress)(report);
+        let every = self.job.save_every;
+        if every > 0 && (report.pass + 1).is_multiple_of(every) {
+            let newton = self.newton.as_ref().filter(|_| !first_order);
+            let model = match newton {
+                Some(newton) => self.model_of(newton.weights().clone())?,
+                None => self.model()?,
+            };
+            (listener.save)(report, model);
+        }
+        Ok(())
     }
 
     /// Traffic of all workers, and of servers to the driver.
@@ -251,8 +285,12 @@ impl<'a> Driver<'a> {
     /// The weights of all servers.
     fn model(&mut self) -> caravan_kv::Result<Model> {
         let weights: Vec<Vec<(u64, f64)>> = self.tell_servers(&Command::Weights)?;
+        self.model_of(weights.into_iter().flatten())
+    }
+
+    fn model_of(&self, weights: impl IntoIterator<Item = (u64, f64)>) -> caravan_kv::Result<Model> {
         let (free, weights): (Vec<_>, Vec<_>) =
-            weights.into_iter().flatten().partition(|&(key, _)| Some(key) == self.rule.free);
+            weights.into_iter().partition(|&(key, _)| Some(key) == self.rule.free);
         let intercept = free.first().map_or(0.0, |&(_, weight)| weight);
         let model = Model::new(weights).and_then(|model| model.with_intercept(intercept));
         model.map_err(|error| caravan_kv::Error::Config(error.to_string()))
@@ -453,6 +491,12 @@ impl<'a> Driver<'a> {
     ) -> caravan_kv::Result<Vec<T>> {
         tell_servers(&mut self.servers, self.table, command)
     }
+}
+
+/// Who hears of passes, and who keeps weights.
+struct Listener<P, S> {
+    progress: P,
+    save: S,
 }
 
 fn failed(error: caravan_kv::Error) -> crate::Error {
