@@ -192,3 +192,18 @@ fn a_stage_lays_out_the_tables_of_its_job() {
         });
     });
 }
+
+/// The page's program runs, and the page shows it as it is.
+#[path = "../examples/staged.rs"]
+#[allow(dead_code, reason = "its main is called by a test")]
+mod staged;
+
+#[test]
+fn the_page_has_the_program_of_a_staged_job_and_it_runs() {
+    let program = include_str!("../examples/staged.rs");
+    let page = include_str!("../../docs/tasks.md");
+    let shown = page.split("```rust,ignore\n").nth(1).unwrap().split("```").next().unwrap();
+    assert!(program.ends_with(shown), "kv/docs/tasks.md shows another program");
+    assert!(program.lines().count() <= 60);
+    staged::main().unwrap();
+}
