@@ -73,7 +73,7 @@ pub(crate) fn run(common: &Common, command: &CheckpointCommand) -> Result<()> {
 const JOB: &str = "checkpoint";
 
 fn with_client<T>(common: &Common, work: impl FnOnce(&mut Worker) -> Result<T>) -> Result<T> {
-    cluster::with_client(&cluster::config(common)?.node, JOB, work)
+    cluster::with_client(&cluster::running(common)?, JOB, work)
 }
 
 fn open(folder: &CheckpointFolder) -> Checkpoints<Folder> {

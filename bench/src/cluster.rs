@@ -81,11 +81,15 @@ pub(crate) fn handles() -> Handles {
 }
 
 /// Starts a cluster of local processes, or of threads; with `--external` it waits for nodes that
-/// are started elsewhere.
+/// are started elsewhere. A job that is submitted joins a cluster that runs.
 ///
 /// # Errors
-/// Names the node that did not come up; [`Usage`] for a NUMA node that this machine does not have.
+/// Names the node that did not come up; [`Usage`] for a NUMA node that this machine does not have;
+/// as [`running`]; if another driver has a job of that name.
 pub(crate) fn launch(config: &ClusterConfig, common: &Common) -> Result<Cluster> {
+    if let Some(job) = &common.job {
+        return Ok(Cluster::attach(&running(common)?, job)?);
+    }
     let launch = if common.external || config.node.role == Some(JobRole::Scheduler) {
         Launch::External
     } else if common.in_process {
@@ -118,6 +122,27 @@ pub(crate) fn with_client<T>(
     let done = done?;
     left?;
     Ok(done)
+}
+
+/// The settings that name a running cluster.
+///
+/// # Errors
+/// [`Usage`] if they do not.
+pub(crate) fn running(common: &Common) -> Result<NodeConfig> {
+    let node = config(common)?.node;
+    check_address(&node)?;
+    Ok(node)
+}
+
+fn check_address(node: &NodeConfig) -> Result<()> {
+    if node.scheduler.ends_with(":0") {
+        bail!(Usage(format!(
+            "{} is no address of a scheduler; set CARAVAN_SCHEDULER to HOST:PORT (a role also takes \
+             --scheduler)",
+            node.scheduler
+        )));
+    }
+    Ok(())
 }
 
 /// Sends a task to worker 0 and waits for its answer.
@@ -176,12 +201,7 @@ fn joined(common: &Common, role: &Role) -> Result<ClusterConfig> {
         config.node.job = job;
     }
     config.node.rank = role.rank.or(config.node.rank);
-    if config.node.scheduler.ends_with(":0") {
-        bail!(Usage(format!(
-            "{} is no address of a scheduler; give --scheduler HOST:PORT or CARAVAN_SCHEDULER",
-            config.node.scheduler
-        )));
-    }
+    check_address(&config.node)?;
     Ok(config)
 }
 

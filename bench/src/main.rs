@@ -16,6 +16,7 @@ mod cluster;
 mod doctor;
 mod floor;
 mod history;
+mod jobs;
 mod launch;
 mod manual;
 mod measure;
@@ -97,6 +98,9 @@ fn run(cli: &Cli) -> Result<()> {
         Command::CheckHistory(args) => history::run(&cli.common, args),
         Command::Checkpoint(command) => checkpoint::run(&cli.common, command),
         Command::Sketch(command) => sketch::run(&cli.common, command),
+        Command::Submit(args) => jobs::submit(&cli.common, args),
+        Command::Status => jobs::status(&cli.common),
+        Command::Cancel(args) => jobs::cancel(&cli.common, args),
         Command::Rebalance(args) => rebalance::run(&cli.common, args),
         Command::Man(args) => manual::man(args),
         Command::Completions(args) => manual::completions(args),

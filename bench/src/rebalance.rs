@@ -36,7 +36,7 @@ impl Row for Moved {
 /// If the cluster cannot be reached, or a table's shards cannot move; the others have moved then.
 pub(crate) fn run(common: &Common, args: &RebalanceArgs) -> Result<()> {
     let mut report = Report::new(common.format(), 0);
-    let node = cluster::config(common)?.node;
+    let node = cluster::running(common)?;
     cluster::with_client(&node, JOB, |client| rebalance(client, args, &mut report))
 }
 

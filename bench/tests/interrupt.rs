@@ -177,6 +177,49 @@ fn a_job_that_is_killed_whole_goes_on_from_what_it_saved() {
 }
 
 #[test]
+fn an_interrupted_run_in_stages_keeps_the_model_of_the_last() {
+    let folder = folder("stages");
+    let [data, model] = ["points", "saved.model"].map(|name| folder.join(name));
+    let point = |at: u32| format!("+1 0:{} 1:{}\n", at % 2 * 50 + at % 7, at % 11);
+    std::fs::write(&data, (0..300).map(point).collect::<String>()).unwrap();
+    // It would go on for long.
+    let stages = ["2:50:3"; 5000].join(",");
+    let train = format!(
+        "train kmeans --data {} --clusters 2 --workers 2 --stages {stages} --json",
+        data.display()
+    );
+    let mut training = start(&format!("{train} --model {}", model.display()));
+    let mut stdout = BufReader::new(training.stdout.take().unwrap());
+    row(&mut stdout, "stage");
+    let nodes = children(training.id());
+    assert_eq!(nodes.len(), 3);
+    assert!(!model.exists(), "nothing is written before");
+    signal("INT", training.id());
+    let last = row(&mut stdout, "clustered");
+    let status = ended(&mut training, PATIENCE);
+    let mut said = String::new();
+    training.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert_eq!(status.code(), Some(130), "{said}");
+    assert!(said.contains("the model so far is in") && said.contains("saved.model"), "{said}");
+    assert!((1..5000).contains(&last["stages"].as_u64().unwrap()), "{last}");
+    assert_gone(&nodes);
+    let line = format!("predict --model {} --data {} --json", model.display(), data.display());
+    let predicted = run(&line);
+    let predicted = row(&mut &predicted.stdout[..], "distances");
+    // The workers' sums are added in another order.
+    let [found, trained] = [&predicted, &last].map(|row| row["objective"].as_f64().unwrap());
+    assert!((found / trained - 1.0).abs() < 1e-9, "{predicted} of {last}");
+
+    // Without a model there is nothing to keep.
+    let mut training = start(&train);
+    row(&mut BufReader::new(training.stdout.take().unwrap()), "stage");
+    let nodes = children(training.id());
+    signal("INT", training.id());
+    assert_eq!(ended(&mut training, Duration::from_secs(3)).code(), Some(130));
+    assert_gone(&nodes);
+}
+
+#[test]
 fn a_second_one_ends_it_at_once() {
     let (folder, train) = training("twice");
     let model = folder.join("saved.bin");

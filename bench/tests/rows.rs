@@ -287,6 +287,9 @@ fn commands_to_a_running_cluster_print_the_rows_of_the_page() {
     for row in rows.lines() {
         assert_eq!(Some(&fields(row)), documented().get("move"), "{row}");
     }
+    let (status, rows, said) = run("status --json");
+    assert_eq!((status, rows.lines().count()), (Some(0), 1), "{rows}{said}");
+    assert_eq!(Some(&fields(rows.trim_end())), documented().get("job"), "{rows}");
     let checkpoints = support::folder("checkpoint-rows");
     let create = format!("checkpoint create {} --json", checkpoints.display());
     let (status, rows, said) = run(&create);

@@ -147,6 +147,12 @@ pub enum Error {
         /// The app's reason.
         reason: String,
     },
+    /// The job has ended before its work has.
+    #[error("the job {job} was cancelled, or its driver is gone")]
+    Cancelled {
+        /// Its name.
+        job: String,
+    },
     /// Threads that share a table cannot go on, because one of them or their worker has failed.
     #[error("the threads that share table {table} cannot go on: {reason}")]
     SharingStopped {

@@ -57,6 +57,7 @@ pub mod cost;
 pub mod error;
 pub mod filter;
 pub mod history;
+pub mod jobs;
 pub mod map;
 pub mod node;
 mod op;
@@ -74,6 +75,7 @@ pub use cluster::{Cluster, Launch, spawn_node};
 pub use config::{ClusterConfig, JobRole, NodeConfig};
 pub use cost::Cost;
 pub use error::{Error, Result};
+pub use jobs::{JobStatus, Jobs};
 pub use map::{Placed, Placement};
 pub use node::{
     Answered, App, Apps, Asked, Desk, Group, NodeName, Recipients, RequestId, Responder, Step,

@@ -8,11 +8,12 @@ mod support;
 
 use std::time::Duration;
 
+use caravan_kv::consistency::Model;
 use caravan_kv::{
-    App, Apps, Cluster, ClusterConfig, Error, Handles, Launch, NodeConfig, TableSpec, Target,
+    App, Apps, Cluster, ClusterConfig, Error, Handles, Jobs, Launch, NodeConfig, TableSpec, Target,
     ValueType, WorkerNode,
 };
-use caravan_van::sim::{Faults, Network};
+use caravan_van::sim::{Faults, Network, for_each_seed};
 use serde_json::{Value, json};
 use support::{node, vans};
 
@@ -45,9 +46,44 @@ impl Adds {
     }
 }
 
+/// Goes on for ever: worker 0 with requests that are answered at once, worker 1 at a barrier that
+/// nobody else comes to, the others with a read that waits for those two.
+struct Endless;
+
+impl App for Endless {
+    fn run(&mut self, node: &mut WorkerNode, _: Value) -> Result<Value, String> {
+        let ended = self.go_on(node).unwrap_err();
+        Err(ended.to_string())
+    }
+}
+
+impl Endless {
+    fn go_on(&self, node: &mut WorkerNode) -> caravan_kv::Result<()> {
+        let spec = TableSpec::new(1, "sums", ValueType::I64, 1);
+        let table = node.worker.create_table(&spec)?;
+        let together = TableSpec::new(2, "together", ValueType::I64, 1);
+        let together = together.consistency(Model::Bsp, node.workers as u32);
+        let together = node.worker.create_table(&together)?;
+        node.worker.join(together)?;
+        match node.rank {
+            0 => loop {
+                let pushed = node.worker.push(table, &[1], &[1i64])?;
+                node.worker.wait(pushed)?;
+            },
+            1 => node.barrier("alone"),
+            _ => loop {
+                let pushed = node.worker.push_last(together, &[1], &[1i64])?;
+                node.worker.wait(pushed)?;
+                let pulled = node.worker.pull(together, &[1])?;
+                node.worker.wait(pulled)?;
+            },
+        }
+    }
+}
+
 fn launch() -> Launch {
     let apps = Apps::default().with("adds", || Box::new(Adds::default()));
-    Launch::Simulated(Handles::default(), apps)
+    Launch::Simulated(Handles::default(), apps.with("endless", || Box::new(Endless)))
 }
 
 /// Runs `rounds` tasks of a job whose table has this width, and checks their results.
@@ -147,6 +183,67 @@ fn a_job_ends_with_its_driver_and_its_name_is_free_again() {
         own.shutdown().unwrap();
     });
     launcher.join().unwrap_or_else(|stopped| panic!("{stopped}"));
+}
+
+#[test]
+fn a_cancelled_job_leaves_nothing_and_others_go_on() {
+    for_each_seed(10, |seed| {
+        let network = Network::new(seed, Faults::jittery());
+        let launcher = network.spawn("launcher", |network| {
+            let config = ClusterConfig { servers: 2, workers: 3, ..ClusterConfig::default() };
+            let mut own = Cluster::launch(&config, launch()).unwrap();
+            let node = own.config().node.clone();
+            let endless = network.spawn("a", move |_| {
+                let mut cluster = Cluster::attach(&node, "a").unwrap();
+                let task = cluster.submit(Target::Workers, "endless", &Value::Null).unwrap();
+                let behind = json!({ "width": 1 });
+                cluster.submit(Target::Workers, "adds", &behind).unwrap();
+                let error = cluster.wait(task).unwrap_err();
+                assert!(matches!(&error, Error::Cancelled { job } if job == "a"), "{error}");
+                let error = cluster.submit(Target::Workers, "adds", &behind).unwrap_err();
+                assert!(matches!(&error, Error::Cancelled { job } if job == "a"), "{error}");
+            });
+            network.sleep(Duration::from_millis(500));
+            // Its tasks are behind those of the other.
+            let node = own.config().node.clone();
+            let other = network.spawn("b", move |_| {
+                let mut cluster = Cluster::attach(&node, "b").unwrap();
+                work(&mut cluster, 2, 0..5);
+                cluster.shutdown().unwrap();
+            });
+            network.sleep(Duration::from_millis(500));
+
+            let mut jobs = Jobs::of(&own.config().node).unwrap();
+            let listed = jobs.list().unwrap();
+            let names: Vec<&str> = listed.iter().map(|it| it.job.as_str()).collect();
+            assert_eq!(names, ["", "a", "b"]);
+            assert_eq!((listed[0].tasks, listed[1].tasks, listed[2].tasks), (0, 2, 1));
+            assert_eq!(listed[1].workers, [0, 1, 2].into());
+            assert!(listed.iter().all(|it| !it.ends), "{listed:?}");
+            let tables = own.client().unwrap().list_tables("").unwrap();
+            assert!(tables.iter().any(|table| table.namespace == "a"), "{tables:?}");
+            for (job, why) in [("c", "only a, b"), ("", "no job \"\"")] {
+                let error = jobs.cancel(job).unwrap_err();
+                assert!(matches!(&error, Error::Config(text) if text.contains(why)), "{error}");
+            }
+            jobs.cancel("a").unwrap();
+            let listed = jobs.list().unwrap();
+            assert!(listed.iter().all(|it| it.job != "a"), "{listed:?}");
+            let mut client = own.client().unwrap();
+            client.set_namespace("a");
+            assert_eq!(client.drop_tables("").unwrap(), 0);
+            drop(client);
+            endless.join().unwrap();
+            other.join().unwrap();
+            // Another job of that name begins anew, and barriers are as good as before.
+            let mut again = Cluster::attach(&own.config().node, "a").unwrap();
+            work(&mut again, 4, 0..2);
+            again.shutdown().unwrap();
+            work(&mut own, 2, 0..2);
+            own.shutdown().unwrap();
+        });
+        launcher.join().unwrap_or_else(|stopped| panic!("seed {seed}: {stopped}"));
+    });
 }
 
 #[test]

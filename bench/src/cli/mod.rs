@@ -112,6 +112,9 @@ pub(crate) struct Common {
         allow_negative_numbers = true
     )]
     pub(crate) numa_node: Option<Numa>,
+    /// The job that `caravan submit` is to a running cluster.
+    #[arg(skip)]
+    pub(crate) job: Option<String>,
 }
 
 impl Common {
@@ -163,6 +166,12 @@ pub(crate) enum Command {
     Compare(CompareArgs),
     /// Checks recorded histories of a table against its consistency model
     CheckHistory(CheckHistory),
+    /// Trains a model on a running cluster, as a job beside others
+    Submit(SubmitArgs),
+    /// Lists the jobs of a running cluster
+    Status,
+    /// Ends a job of a running cluster
+    Cancel(CancelArgs),
     /// Moves shards of a running cluster's tables, so that server threads have keys evenly
     Rebalance(RebalanceArgs),
     /// Writes the tables of a running cluster to files, and restores them
@@ -222,6 +231,25 @@ pub(crate) struct CheckHistory {
     /// The histories of one table at all server threads
     #[arg(required = true, value_name = "FILE")]
     pub(crate) histories: Vec<PathBuf>,
+}
+
+/// What a running cluster is to train, with the flags of `caravan train`. CARAVAN_SCHEDULER,
+/// CARAVAN_JOB and the secret name the cluster.
+#[derive(Debug, Args)]
+pub(crate) struct SubmitArgs {
+    /// Name of the job, which no other has
+    #[arg(value_name = "NAME")]
+    pub(crate) job: String,
+    #[command(subcommand)]
+    pub(crate) train: TrainCommand,
+}
+
+/// A job that is to end. CARAVAN_SCHEDULER, CARAVAN_JOB and the secret name the cluster.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct CancelArgs {
+    /// Name of the job
+    #[arg(value_name = "NAME")]
+    pub(crate) job: String,
 }
 
 /// The tables of a running cluster whose shards are to move. CARAVAN_SCHEDULER, CARAVAN_JOB and the
@@ -373,6 +401,10 @@ mod tests {
             "caravan sketch insert --table 7 --batch 1000 pages.txt",
             "caravan sketch query --table 7 1 2 3",
             "caravan sketch merge --table 7 --into 8",
+            "caravan submit ads kmeans --data a --stages 1:10:5 --model m",
+            "caravan submit clicks dbpg --data a --lambda 1 --json",
+            "caravan status --json",
+            "caravan cancel ads",
             "caravan doctor --json",
             "caravan doctor --topology two.xml --threads 4 --numa-node 1",
             "caravan bench placement --van tcp --no-pin --smoke",
@@ -445,6 +477,9 @@ mod tests {
             "caravan bench verbs --list 17",
             "caravan bench verbs --window 0",
             "caravan bench verbs --listen a --connect b",
+            "caravan submit",
+            "caravan submit ads",
+            "caravan cancel",
             "caravan checkpoint create",
             "caravan checkpoint export /data/checkpoints",
             "caravan sketch create --table 7 --hashes 31",

@@ -233,8 +233,8 @@ pub(crate) enum Order {
     /// Run these steps of a job, each after those that it waits for; answered with a [`Report`] of
     /// all results.
     Steps { job: String, steps: Vec<Step> },
-    /// A job has ended: forget its apps and tables; answered with a [`Report`]. The worker of this
-    /// rank drops its tables.
+    /// A job has ended: what still runs of it fails at its next wait; then forget its apps and
+    /// tables. Answered with a [`Report`]. The worker of this rank drops the tables.
     Forget { job: String, rank: usize },
     /// Letters of other nodes; answered at once. The next ones are sent after that.
     Letters(Vec<Letter>),
@@ -260,6 +260,12 @@ pub struct Step {
 /// A request of a driver to the thread that schedules. Nobody else may make one.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Command {
+    /// Which jobs there are. Answered at once with a list of [`JobStatus`]. A driver needs no job
+    /// of its own to ask.
+    Jobs,
+    /// Ends the job of another driver. Answered once all workers have forgotten it; refused if
+    /// there is no such job. A driver needs no job of its own to ask.
+    Cancel { job: String },
     /// This driver's job has this name. Only drivers from outside may ask; they must, before
     /// anything else. Answered once an earlier job of that name has ended; refused if another
     /// driver has it.
@@ -300,6 +306,22 @@ pub(crate) struct Losses {
     pub(crate) fatal: Option<Loss>,
     /// Server threads that are lost so far.
     pub(crate) servers: Vec<usize>,
+    /// This driver's job, if it was cancelled.
+    #[serde(default)]
+    pub(crate) cancelled: Option<String>,
+}
+
+/// A job of a cluster.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobStatus {
+    /// Its name; empty for the job of the driver that started the cluster.
+    pub job: String,
+    /// Number of its tasks that are not finished.
+    pub tasks: usize,
+    /// The workers that run them now, or have them next.
+    pub workers: BTreeSet<usize>,
+    /// Whether its driver is gone, or it was cancelled: its last tasks end, and then its tables go.
+    pub ends: bool,
 }
 
 /// Whether all nodes have joined.

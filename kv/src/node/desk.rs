@@ -442,7 +442,11 @@ pub(crate) trait AtDesk {
         let arrived = self.desk().arrive(party, name)?;
         let late = match self.wait_for(arrived, timeout) {
             Err(late @ Error::Timeout { .. }) => late,
-            met => return met.map(drop),
+            met => {
+                // Nobody waits for an answer that still comes.
+                self.desk().open.remove(&arrived);
+                return met.map(drop);
+            }
         };
         let post = |_| Post::Missing { party, name: name.to_owned() };
         let missing = self.desk().open(format!("who is missing at the barrier {name}"), post)?;

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use super::control::{Ask, Join, Loss, Order, Report, Role, Roster, Step, Submitted, Target};
+use super::control::{
+    Ask, Join, Loss, Order, Report, Role, Roster, Step, Submitted, Target, is_within,
+};
 use super::desk::{AtDesk, Desk};
 use super::lane::{Heard, SchedulerLane};
 use crate::config::NodeConfig;
@@ -49,6 +51,8 @@ pub struct Member {
     roster: Roster,
     role: Role,
     tasks: std::collections::VecDeque<Task>,
+    /// The job of the task that runs, unless that ends a job.
+    job: Option<String>,
     desk: Desk,
     /// The request that waits for an answer, and the answer.
     asked: Option<u64>,
@@ -81,6 +85,7 @@ impl Member {
             roster,
             role,
             tasks: Default::default(),
+            job: None,
             desk,
             asked: None,
             answer: None,
@@ -111,7 +116,13 @@ impl Member {
         loop {
             self.poll()?;
             if let Some(task) = self.tasks.pop_front() {
-                return Ok(Some(task));
+                let ends = matches!(task.work, Work::Forget { .. });
+                self.job = (!ends).then(|| task.job.clone());
+                match self.check_job() {
+                    Ok(()) => return Ok(Some(task)),
+                    Err(ended) => self.report(&task, &Err(ended.to_string()))?,
+                }
+                continue;
             }
             if self.ended || !goes_on(&self.lost_servers) {
                 return Ok(None);
@@ -150,16 +161,31 @@ impl Member {
         serde_json::from_slice::<Submitted>(&answer)?.started()
     }
 
-    /// Fails if the job is over or a node is known to be lost, so that no other wait can succeed.
+    /// Fails if the job of the task that runs has ended: the order to forget it waits behind that.
+    fn check_job(&self) -> Result<()> {
+        let Some(job) = &self.job else { return Ok(()) };
+        let ends_it =
+            |task: &Task| matches!(task.work, Work::Forget { .. }) && is_within(job, &task.job);
+        match self.tasks.iter().any(ends_it) {
+            true => Err(Error::Cancelled { job: job.clone() }),
+            false => Ok(()),
+        }
+    }
+
+    /// Fails if the cluster or the job is over, or a node is known to be lost, so that no other
+    /// wait can succeed.
     ///
     /// # Errors
-    /// [`Error::NodeLost`] names the node, or the scheduler.
+    /// [`Error::NodeLost`] names the node, or the scheduler; [`Error::Cancelled`].
     pub(crate) fn check(&mut self) -> Result<()> {
         self.poll()?;
         if self.ended {
             return Err(self.scheduler_lost("it has ended the job".to_owned()));
         }
-        self.lost.clone().map_or(Ok(()), |loss| Err(loss.into()))
+        match self.lost.clone() {
+            Some(loss) => Err(loss.into()),
+            None => self.check_job(),
+        }
     }
 
     /// As [`Member::check`]; returns the server threads that are lost so far.

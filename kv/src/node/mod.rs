@@ -31,7 +31,7 @@ pub(crate) use backend::SimulatedNode;
 pub use backend::{Nic, VANS, Van, is_built, is_simulated, nic, open};
 pub(crate) use barriers::Party;
 pub(crate) use control::{DRIVER, Program, identity, is_client, is_within, within};
-pub use control::{Role, Roster, Step, Target};
+pub use control::{JobStatus, Role, Roster, Step, Target};
 pub use desk::{Answered, Asked, BODY_BYTES_MAX, Desk, RequestId, Responder, Token};
 pub(crate) use desk::{AtDesk, Responders};
 pub use group::{Group, NodeName, Recipients};

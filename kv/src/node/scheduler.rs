@@ -22,7 +22,8 @@ use serde::de::DeserializeOwned;
 use self::service::Service;
 use super::choice::Candidate;
 use super::control::{
-    self, Command, Gathered, Loss, Losses, Order, Program, Roster, Submitted, Target, Waited,
+    self, Command, Gathered, JobStatus, Loss, Losses, Order, Program, Roster, Submitted, Target,
+    Waited,
 };
 use super::desk::{AtDesk, Desk};
 use super::lane::{self, Heard, SchedulerLane};
@@ -158,11 +159,7 @@ impl Scheduler {
     /// [`Error::Timeout`] if nothing listens at the address in `config`; [`Error::Config`] if
     /// another driver has a job of that name; as [`Scheduler::gather`].
     pub(crate) fn attach(config: &NodeConfig, job: &str) -> Result<Scheduler> {
-        let identity = control::identity(control::GUEST, None);
-        let node = NodeConfig { identity, launched: false, ..config.secured()? };
-        let lane = SchedulerLane::reach(&node)?;
-        let config = ClusterConfig { node, ..ClusterConfig::default() };
-        let mut scheduler = Scheduler::of(lane, config);
+        let mut scheduler = Scheduler::reach(config)?;
         let () = scheduler.ask(&Command::Begin { job: job.to_owned() })?;
         let mut scheduler = scheduler.watching()?;
         let van = scheduler.gather(|| Ok(()))?;
@@ -173,6 +170,33 @@ impl Scheduler {
         config.workers = roster.workers;
         config.node.van = van;
         Ok(scheduler)
+    }
+
+    /// The scheduler of a cluster that another process has started, for a driver without a job.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] if nothing listens at the address in `config`.
+    pub(crate) fn reach(config: &NodeConfig) -> Result<Scheduler> {
+        let identity = control::identity(control::GUEST, None);
+        let node = NodeConfig { identity, launched: false, ..config.secured()? };
+        let lane = SchedulerLane::reach(&node)?;
+        Ok(Scheduler::of(lane, ClusterConfig { node, ..ClusterConfig::default() }))
+    }
+
+    /// The jobs of the cluster.
+    ///
+    /// # Errors
+    /// [`Error::NodeLost`].
+    pub(crate) fn jobs(&mut self) -> Result<Vec<JobStatus>> {
+        self.ask(&Command::Jobs)
+    }
+
+    /// Ends the job of another driver, and waits until all workers have forgotten it.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if there is no such job; [`Error::NodeLost`].
+    pub(crate) fn cancel(&mut self, job: &str) -> Result<()> {
+        self.ask(&Command::Cancel { job: job.to_owned() })
     }
 
     fn of(lane: SchedulerLane, config: ClusterConfig) -> Scheduler {
@@ -379,7 +403,7 @@ impl Scheduler {
         match heard {
             Heard::Answer { to, body } if to == self.watch => {
                 self.losses = serde_json::from_slice(&body)?;
-                if self.losses.fatal.is_none() {
+                if self.losses.fatal.is_none() && self.losses.cancelled.is_none() {
                     let known = self.losses.servers.len();
                     self.watch = self.lane.ask(&Command::Watch { known })?;
                 }
@@ -396,7 +420,10 @@ impl Scheduler {
             }
             Heard::Order { .. } => {} // for nodes only
             Heard::Refused { to, why } if self.desk.refused(to, &why) => {}
-            Heard::Refused { why, .. } => return Err(Error::Config(why)),
+            Heard::Refused { why, .. } => {
+                self.cancelled()?;
+                return Err(Error::Config(why));
+            }
             Heard::Closed(why) => return Err(self.broken(&why)),
         }
         Ok(())
@@ -408,7 +435,15 @@ impl Scheduler {
     /// As [`Scheduler::check_members`].
     pub(crate) fn glance(&mut self) -> Result<()> {
         self.poll()?;
-        self.losses.fatal.clone().map_or(Ok(()), |loss| Err(loss.into()))
+        match self.losses.fatal.clone() {
+            Some(loss) => Err(loss.into()),
+            None => self.cancelled(),
+        }
+    }
+
+    fn cancelled(&self) -> Result<()> {
+        let cancelled = self.losses.cancelled.clone();
+        cancelled.map_or(Ok(()), |job| Err(Error::Cancelled { job }))
     }
 
     /// As [`Scheduler::glance`]; returns the server threads that are lost so far.

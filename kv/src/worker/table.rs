@@ -236,7 +236,9 @@ impl Worker {
     /// [`Error::ServerLost`].
     pub fn drop_tables(&mut self, namespace: &str) -> Result<usize> {
         let namespace = within(&self.namespace, namespace);
-        let tables = self.tables_within(&namespace)?;
+        let mut tables = self.tables_within(&namespace)?;
+        // Those of jobs are not within the empty namespace.
+        tables.retain(|(_, spec)| spec.is_within(&namespace));
         for (number, _) in &tables {
             let dropped = self.broadcast(RequestKind::Drop, *number, &[])?;
             self.wait(dropped)?;

@@ -18,6 +18,9 @@ pub(crate) type Watch = Box<dyn FnMut() -> Result<Vec<usize>>>;
 /// Longest sleep while waiting: a waiting worker checks its watch at least this often.
 const NAP: Duration = Duration::from_millis(100);
 
+/// Naps after which a worker checks its watch even if all its waits are short.
+const LOOK_EVERY: u32 = 1024;
+
 /// Decides when a worker stops waiting for an answer.
 pub(crate) struct Waits {
     /// Fails once a node is lost.
@@ -26,6 +29,8 @@ pub(crate) struct Waits {
     pub(super) nap: Duration,
     /// Whether the last check failed: the next wait then checks before its first sleep.
     is_failing: bool,
+    /// Naps so far, of all waits.
+    naps: u32,
     /// Longest time without an answer from any server.
     silence_max: Duration,
 }
@@ -33,7 +38,7 @@ pub(crate) struct Waits {
 impl Waits {
     /// Gives up after `silence_max` without any answer.
     pub(crate) fn up_to(silence_max: Duration) -> Waits {
-        Waits { watch: None, nap: NAP, is_failing: false, silence_max }
+        Waits { watch: None, nap: NAP, is_failing: false, naps: 0, silence_max }
     }
 
     /// Asks the watch which server threads are lost so far.
@@ -86,10 +91,13 @@ impl fmt::Display for Awaited {
 
 impl Worker {
     /// Sleeps a while; every sleep but the first begins with [`Worker::check_silence`]. Most
-    /// answers come during the first sleep, which therefore does not read the clock.
+    /// answers come during the first sleep, which therefore seldom reads the clock.
     pub(super) fn nap(&mut self, silence: &mut Silence, what: Awaited) -> Result<()> {
         let is_due = self.recovery.is_due;
-        if std::mem::replace(&mut silence.napped, true) || self.waits.is_failing || is_due {
+        self.waits.naps = self.waits.naps.wrapping_add(1);
+        let is_turn = self.waits.naps.is_multiple_of(LOOK_EVERY);
+        let has_napped = std::mem::replace(&mut silence.napped, true);
+        if has_napped || is_turn || self.waits.is_failing || is_due {
             self.check_silence(silence, what)?;
         }
         let nap = if is_due { RETRY.min(self.waits.nap) } else { self.waits.nap };

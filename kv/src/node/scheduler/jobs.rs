@@ -1,17 +1,23 @@
 //! The jobs of drivers: their names, their tasks, and what drivers wait for.
 //!
 //! The driver that started the cluster has the job without a name; drivers from outside name
-//! theirs. A job ends with its driver: the workers forget it, and then its name is free again.
+//! theirs. A job ends with its driver, or when another cancels it: the workers forget it, and then
+//! its name is free again.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use caravan_van::PeerId;
 
 use super::super::barriers::NAME_BYTES_MAX;
-use super::super::control::{Order, Program, Report, Role, Submitted, TASKS_MAX, Target, Waited};
+use super::super::control::{
+    Command, JobStatus, Losses, Order, Program, Report, Role, Submitted, TASKS_MAX, Target, Waited,
+};
 use super::plane::Plane;
 use super::tasks::{At, NewTask, Tasks, What};
+
+/// What a driver is told whose job somebody has cancelled.
+const CANCELLED: &str = "the job of this driver was cancelled";
 
 /// Most tasks that are not finished, or that their drivers have not waited for.
 const TASKS_KNOWN_MAX: usize = 10_000;
@@ -23,12 +29,34 @@ pub(super) struct Driver {
     pub(super) node: u32,
     /// The name of its job, once it has one.
     pub(super) job: Option<String>,
+    /// The name that its job had before somebody cancelled it.
+    cancelled: Option<String>,
     pub(super) begins: Option<(u64, String)>,
+    /// The job that it has cancelled.
+    cancels: Option<(u64, String)>,
     pub(super) gathers: Option<Gathers>,
     waits: Option<(u64, u64)>,
     /// The tasks of which it asks which is done first.
     first: Option<(u64, Vec<u64>)>,
     pub(super) watches: Option<u64>,
+}
+
+impl Driver {
+    /// Takes its job away; returns the requests that nobody answers any more.
+    fn cancel(&mut self) -> impl Iterator<Item = u64> + use<> {
+        self.cancelled = self.job.take();
+        let waits = self.waits.take().map(|(timestamp, _)| timestamp);
+        let first = self.first.take().map(|(timestamp, _)| timestamp);
+        let gathers = self.gathers.take().map(|gathers| gathers.timestamp);
+        [waits, first, gathers].into_iter().flatten()
+    }
+
+    /// Answers it if it watches for losses.
+    fn answer_watch(&mut self, plane: &mut Plane, peer: PeerId) {
+        let Some(timestamp) = self.watches.take() else { return };
+        let losses = Losses { cancelled: self.cancelled.clone(), ..plane.losses() };
+        plane.tell(peer, timestamp, &losses);
+    }
 }
 
 /// A driver that waits for all nodes.
@@ -78,18 +106,96 @@ impl Jobs {
             _ if taken => format!("the job {job} has a driver: take another name"),
             _ => {
                 self.drivers.entry(peer).or_default().begins = Some((timestamp, job));
-                return self.begin_free(plane);
+                return self.settle(plane);
             }
         };
         plane.refuse(peer, timestamp, &why);
     }
 
-    /// Begins jobs whose earlier namesakes have ended.
-    fn begin_free(&mut self, plane: &mut Plane) {
+    /// Takes the job of this name from another driver, which hears of it first, and then that its
+    /// requests are refused. Answered when the job has ended.
+    fn cancel(&mut self, plane: &mut Plane, peer: PeerId, timestamp: u64, job: String) {
+        let mut drivers = self.drivers.iter_mut();
+        let found = drivers.find(|(_, driver)| driver.job.as_ref() == Some(&job));
+        let Some((&owner, driver)) = found.filter(|_| !job.is_empty()) else {
+            return plane.refuse(peer, timestamp, &self.has_no(&job));
+        };
+        tracing::info!(job, "cancelled");
+        let refused = driver.cancel();
+        driver.answer_watch(plane, owner);
+        refused.for_each(|timestamp| plane.refuse(owner, timestamp, CANCELLED));
+        self.tasks.disown(owner);
+        self.send_ready(plane);
+        self.orphans.push(job.clone());
+        self.end_orphans(plane);
+        self.drivers.entry(peer).or_default().cancels = Some((timestamp, job));
+        self.settle(plane);
+    }
+
+    /// Why a job cannot be cancelled that no driver from outside has.
+    fn has_no(&self, job: &str) -> String {
+        let jobs = self.drivers.values().filter_map(|driver| driver.job.as_deref());
+        let jobs: Vec<&str> = jobs.filter(|job| !job.is_empty()).collect();
+        match jobs.is_empty() {
+            true => format!("there is no job {job:?}, nor any other from outside"),
+            false => format!("there is no job {job:?}, only {}", jobs.join(", ")),
+        }
+    }
+
+    /// Answers what a driver may ask whatever its job is, and any driver whose job was cancelled;
+    /// returns whether that was it.
+    pub(super) fn answer_any(
+        &mut self,
+        plane: &mut Plane,
+        peer: PeerId,
+        timestamp: u64,
+        command: &Command,
+    ) -> bool {
+        let driver = self.drivers.entry(peer).or_default();
+        match command {
+            Command::Jobs => plane.tell(peer, timestamp, &self.status()),
+            Command::Cancel { job } => self.cancel(plane, peer, timestamp, job.clone()),
+            _ if driver.cancelled.is_none() => return false,
+            Command::Watch { .. } => {
+                driver.watches = Some(timestamp);
+                driver.answer_watch(plane, peer);
+            }
+            _ => plane.refuse(peer, timestamp, CANCELLED),
+        }
+        true
+    }
+
+    /// All jobs, by name.
+    fn status(&self) -> Vec<JobStatus> {
+        let new = |job: &str, ends: bool| JobStatus {
+            job: job.to_owned(),
+            tasks: 0,
+            workers: BTreeSet::new(),
+            ends,
+        };
+        let drivers = self.drivers.values().filter_map(|driver| driver.job.as_deref());
+        let alive = drivers.map(|job| (job, new(job, false)));
+        let orphans = self.orphans.iter().map(|job| (job.as_str(), new(job, true)));
+        let mut all: BTreeMap<&str, JobStatus> = orphans.chain(alive).collect();
+        for (job, workers) in self.tasks.of_jobs() {
+            // A part is the job's.
+            let job = job.split('/').next().unwrap_or("");
+            let status = all.entry(job).or_insert_with(|| new(job, true));
+            status.tasks += 1;
+            status.workers.extend(workers);
+        }
+        all.into_values().collect()
+    }
+
+    /// Begins jobs whose earlier namesakes have ended, and answers those that have cancelled one.
+    fn settle(&mut self, plane: &mut Plane) {
         let Jobs { drivers, tasks, orphans, guests } = self;
-        let is_free = |job: &String| !orphans.contains(job) && !tasks.forgets(job);
+        let has_ended = |job: &String| !orphans.contains(job) && !tasks.forgets(job);
         for (&peer, driver) in drivers {
-            if let Some((timestamp, job)) = driver.begins.take_if(|(_, job)| is_free(job)) {
+            if let Some((timestamp, _)) = driver.cancels.take_if(|(_, job)| has_ended(job)) {
+                plane.tell(peer, timestamp, &());
+            }
+            if let Some((timestamp, job)) = driver.begins.take_if(|(_, job)| has_ended(job)) {
                 *guests += 1;
                 driver.node = *guests;
                 tracing::info!(job, "begins");
@@ -101,11 +207,7 @@ impl Jobs {
 
     /// Answers the drivers that watch for losses.
     pub(super) fn answer_watches(&mut self, plane: &mut Plane) {
-        let losses = plane.losses();
-        for (&peer, driver) in &mut self.drivers {
-            let watch = driver.watches.take();
-            watch.into_iter().for_each(|timestamp| plane.tell(peer, timestamp, &losses));
-        }
+        self.drivers.iter_mut().for_each(|(peer, driver)| driver.answer_watch(plane, *peer));
     }
 
     /// Goes on without a driver: nobody waits for its tasks, and its job ends.
@@ -127,7 +229,7 @@ impl Jobs {
     pub(super) fn go_on(&mut self, plane: &mut Plane) {
         self.answer_waits(plane);
         self.end_orphans(plane);
-        self.begin_free(plane);
+        self.settle(plane);
     }
 
     /// Enters a worker's result of a task that it runs.

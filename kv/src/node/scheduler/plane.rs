@@ -74,6 +74,7 @@ impl Plane {
 
     /// What drivers that watch hear.
     pub(super) fn losses(&self) -> Losses {
-        Losses { fatal: self.lost.clone(), servers: self.members.lost_threads() }
+        let servers = self.members.lost_threads();
+        Losses { fatal: self.lost.clone(), servers, cancelled: None }
     }
 }

@@ -274,6 +274,9 @@ impl Service {
         }
         let Service { plane, jobs, posts, .. } = self;
         let command = control::read::<Command>(message)?;
+        if jobs.answer_any(plane, peer, timestamp, &command) {
+            return Ok(());
+        }
         let driver = jobs.drivers.entry(peer).or_default();
         let job = match (&command, &driver.job) {
             (Command::Begin { job }, None) if driver.begins.is_none() => {
@@ -284,7 +287,8 @@ impl Service {
             (_, Some(job)) => job.clone(),
         };
         match command {
-            Command::Begin { .. } => {}
+            // These are answered already.
+            Command::Begin { .. } | Command::Jobs | Command::Cancel { .. } => {}
             Command::Gather => {
                 let until = now.saturating_add(self.config.node.join_timeout);
                 let warn_at = now + WARN_EVERY;

@@ -202,6 +202,21 @@ impl Tasks {
         self.running.values().any(|it| is_it(&it.task.what) && !it.missing.is_empty())
     }
 
+    /// The job of each task that is not finished, and the workers that have been told it and have
+    /// not finished.
+    pub(super) fn of_jobs(&self) -> impl Iterator<Item = (&str, Vec<usize>)> {
+        let unfinished = self.running.values().filter(|it| !it.missing.is_empty());
+        unfinished.filter_map(|it| {
+            let (Order::Run { job, .. } | Order::Steps { job, .. } | Order::Forget { job, .. }) =
+                it.task.order.as_ref()?
+            else {
+                return None;
+            };
+            let told = it.missing.iter().filter(|rank| !it.unsent.contains(rank));
+            Some((job.as_str(), told.copied().collect()))
+        })
+    }
+
     /// Number of tasks that a worker has been told and has not reported.
     pub(super) fn load(&self, rank: usize) -> usize {
         self.loads.get(&rank).copied().unwrap_or(0)

@@ -41,7 +41,8 @@ impl Tables {
             Some(Op::Drop) => return Ok(Step::Drop),
             Some(Op::Tables) => {
                 let of = str::from_utf8(message.values()).map_err(|error| error.to_string())?;
-                let within = self.known.iter().filter(|(_, known)| known.spec.is_within(of));
+                let is_meant = |known: &Known| of.is_empty() || known.spec.is_within(of);
+                let within = self.known.iter().filter(|(_, known)| is_meant(known));
                 let pair = |(number, known): (&u32, &Known)| format!("[{number},{}]", known.text);
                 let reply = format!("[{}]", within.map(pair).collect::<Vec<_>>().join(","));
                 let values = Values::Copied(reply.as_bytes());

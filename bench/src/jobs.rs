@@ -1,0 +1,74 @@
+//! `caravan submit`, `status` and `cancel`: jobs of a running cluster.
+
+use anyhow::Result;
+use caravan_kv::{JobStatus, Jobs};
+use serde::Serialize;
+
+use crate::cli::ending::Usage;
+use crate::cli::{CancelArgs, Common, SubmitArgs};
+use crate::cluster;
+use crate::report::{Report, Row};
+use crate::train::steps;
+
+/// Runs `caravan submit`: this process is the driver of the job, which ends with it.
+///
+/// # Errors
+/// As those of `caravan train`; [`Usage`] for flags that say what a cluster is like; if another
+/// driver has a job of that name.
+pub(crate) fn submit(common: &Common, args: &SubmitArgs) -> Result<()> {
+    let Common { workers, servers, threads, van, in_process, external, .. } = common;
+    let counts = [workers, servers, threads].iter().any(|count| count.is_some());
+    if counts || van.is_some() || *in_process || *external {
+        let why = "a cluster that runs is taken as it is: submit without --workers, --servers, \
+                   --threads, --van, --in-process and --external";
+        return Err(Usage(why.to_owned()).into());
+    }
+    let common = Common { job: Some(args.job.clone()), ..common.clone() };
+    steps::run(&common, &args.train)
+}
+
+/// Runs `caravan status`.
+///
+/// # Errors
+/// If the cluster cannot be reached, or a row cannot be written.
+pub(crate) fn status(common: &Common) -> Result<()> {
+    let mut report = Report::new(common.format(), 0);
+    for JobStatus { job, tasks, workers, ends } in of_cluster(common)?.list()? {
+        report.row(&Job { job, tasks, workers: workers.into_iter().collect(), ends })?;
+    }
+    Ok(())
+}
+
+/// Runs `caravan cancel`.
+///
+/// # Errors
+/// If the cluster cannot be reached, or has no such job.
+pub(crate) fn cancel(common: &Common, args: &CancelArgs) -> Result<()> {
+    Ok(of_cluster(common)?.cancel(&args.job)?)
+}
+
+fn of_cluster(common: &Common) -> Result<Jobs> {
+    Ok(Jobs::of(&cluster::running(common)?)?)
+}
+
+/// A job.
+#[derive(Debug, Serialize)]
+struct Job {
+    job: String,
+    tasks: usize,
+    workers: Vec<usize>,
+    ends: bool,
+}
+
+impl Row for Job {
+    const KIND: &'static str = "job";
+
+    fn text(&self) -> String {
+        let Job { job, tasks, workers, ends } = self;
+        let name = if job.is_empty() { "the cluster's own job" } else { job };
+        let workers = workers.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
+        let at = if workers.is_empty() { String::new() } else { format!(" at workers {workers}") };
+        let ends = if *ends { ", ends" } else { "" };
+        format!("{name}: {tasks} tasks{at}{ends}")
+    }
+}
