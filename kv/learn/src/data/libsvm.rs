@@ -84,7 +84,7 @@ fn word_end(text: &[u8], start: usize) -> usize {
 }
 
 /// The words of a line with their columns, counted from 0.
-fn words(text: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
+pub(super) fn words(text: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
     let mut at = 0;
     std::iter::from_fn(move || {
         let start = at + text[at..].iter().position(|&byte| !is_blank(byte))?;

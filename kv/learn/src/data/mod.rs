@@ -10,6 +10,7 @@ mod cache;
 pub mod clicks;
 mod columns;
 mod criteo;
+mod grouped;
 pub mod libsvm;
 mod number;
 mod ordered;

@@ -1,7 +1,7 @@
 //! Reads text files of any known format in parallel, as rows or packed. The formats themselves are
 //! elsewhere.
 //!
-//! Path: source > **read** (libsvm, criteo) > `Examples` or `PackedRows`.
+//! Path: source > **read** (libsvm, criteo, grouped) > `Examples` or `PackedRows`.
 
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
@@ -9,13 +9,13 @@ use std::path::{Path, PathBuf};
 use super::libsvm::Fault;
 use super::ordered::map_in_order;
 use super::source::{Block, Blocks};
-use super::{Examples, PackedRows, Shard, cache, criteo, libsvm};
+use super::{Examples, PackedRows, Shard, cache, criteo, grouped, libsvm};
 use crate::Result;
 
 /// Reads the rows of `shard` from `paths`, plain or compressed, in order; row numbers continue from
 /// file to file.
 ///
-/// Each file is LIBSVM text or a Criteo click log, as its rows tell. `threads` parse while one more
+/// Each file is LIBSVM text, or a click log as Criteo, adfea or terafea has it, as its rows tell. `threads` parse while one more
 /// reads and decompresses; the result does not depend on them. Rows of other shards are skipped
 /// unparsed. An explicit value of 0 is checked like any other, and then dropped.
 ///
@@ -91,8 +91,13 @@ type ParseRow = fn(&[u8], &mut Examples) -> Result<(), Fault>;
 /// Parses the rows of a shard. The block's first row tells the format of its file.
 fn parse_block(block: &Block, shard: Shard) -> Result<Examples> {
     let mut part = Examples { rows_in_all_shards: block.rows, ..Examples::default() };
-    let is_criteo = block.numbered_rows().next().is_some_and(|(_, _, text)| criteo::is_row(text));
-    let parse_row: ParseRow = if is_criteo { criteo::parse_row } else { libsvm::parse_row };
+    let first = block.numbered_rows().next();
+    let parse_row: ParseRow = match first {
+        Some((_, _, text)) if criteo::is_row(text) => criteo::parse_row,
+        Some((_, _, text)) if grouped::is_terafea(text) => grouped::parse_terafea,
+        Some((_, _, text)) if grouped::is_adfea(text) => grouped::parse_adfea,
+        _ => libsvm::parse_row,
+    };
     for (line, _, text) in block.numbered_rows().filter(|&(_, row, _)| shard.owns(row)) {
         parse_row(text, &mut part).map_err(|fault| fault.at(&block.path, line, text))?;
     }
