@@ -30,9 +30,9 @@ impl Jobs {
         self.scheduler.jobs()
     }
 
-    /// Ends the job of another driver. Its driver's calls fail with [`crate::Error::Cancelled`], and
-    /// so do the waits of its tasks. Returns when no worker runs anything of it, and its tables are
-    /// dropped.
+    /// Ends the job of another driver. Its driver's calls fail with [`crate::Error::Cancelled`],
+    /// and so do the waits of its tasks. Returns when no worker runs anything of it, and its tables
+    /// are dropped.
     ///
     /// # Errors
     /// [`crate::Error::Config`] if there is no such job, or it belongs to the driver that started

@@ -15,9 +15,10 @@ use crate::Result;
 /// Reads the rows of `shard` from `paths`, plain or compressed, in order; row numbers continue from
 /// file to file.
 ///
-/// Each file is LIBSVM text, or a click log as Criteo, adfea or terafea has it, as its rows tell. `threads` parse while one more
-/// reads and decompresses; the result does not depend on them. Rows of other shards are skipped
-/// unparsed. An explicit value of 0 is checked like any other, and then dropped.
+/// Each file is LIBSVM text, or a click log as Criteo, adfea or terafea has it, as its rows tell.
+/// `threads` parse while one more reads and decompresses; the result does not depend on them. Rows
+/// of other shards are skipped unparsed. An explicit value of 0 is checked like any other, and then
+/// dropped.
 ///
 /// # Errors
 /// The first one in the order of the files: a file that cannot be read ([`crate::Error::Open`],
