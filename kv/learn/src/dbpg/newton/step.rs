@@ -14,9 +14,9 @@ use super::fixed::{Scale, Whole};
 use super::scores::{self, Column, Selected};
 use super::task::{self, NOW, Order, of_rows, rows};
 use super::{Kind, Open, least_subgradient};
-use crate::dbpg::blocks::{SplitMix64, shuffle};
 use crate::dbpg::proximal::Proximal;
 use crate::dbpg::train::{ask, tell_servers};
+use crate::shuffle::{SplitMix64, shuffle};
 
 /// Least curvature of a row and of a column.
 pub(super) const CURVATURE_MIN: f64 = 1e-12;

@@ -1,0 +1,156 @@
+//! Reads files on a thread of its own while others train on what is there.
+
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::{Mutex, PoisonError};
+use std::thread::{Builder, JoinHandle};
+
+use super::read::parse_block;
+use super::source::Blocks;
+use super::{Examples, Shard};
+use crate::{Error, Result};
+
+/// Parts of files that come while others are used. Any number of threads take them, each part goes
+/// to one. Dropping it ends the reading.
+#[derive(Debug)]
+pub struct ReadAhead {
+    parts: Mutex<Receiver<Result<Examples>>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl ReadAhead {
+    /// Begins to read the rows of a shard, as [`super::read`] does. The thread waits while `ahead`
+    /// parts wait for somebody to take them.
+    ///
+    /// # Errors
+    /// [`Error::Thread`] if the system has no thread.
+    pub fn start(paths: &[PathBuf], shard: Shard, ahead: usize) -> Result<ReadAhead> {
+        let (send, parts) = sync_channel(ahead);
+        let blocks = Blocks::new(paths.to_vec());
+        let read = move || {
+            for block in blocks {
+                let part = block.and_then(|block| parse_block(&block, shard));
+                if part.as_ref().is_ok_and(|part| part.rows() == 0) {
+                    continue;
+                }
+                // Nobody takes what comes after an error, or when the reader is dropped.
+                if part.is_err() | send.send(part).is_err() {
+                    return;
+                }
+            }
+        };
+        let thread = Builder::new().name("read".to_owned()).spawn(read);
+        let thread = thread.map_err(|source| Error::Thread { number: 1, source })?;
+        Ok(ReadAhead { parts: Mutex::new(parts), thread: Some(thread) })
+    }
+
+    /// The next part, once it is there; `None` at the end of the files, and after an error.
+    pub fn next(&self) -> Option<Result<Examples>> {
+        self.parts.lock().unwrap_or_else(PoisonError::into_inner).recv().ok()
+    }
+}
+
+impl Drop for ReadAhead {
+    fn drop(&mut self) {
+        // The thread no longer waits for room.
+        self.parts = Mutex::new(sync_channel(0).1);
+        let thread = self.thread.take();
+        // A panic there has no more to say than that there are no more parts.
+        thread.into_iter().for_each(|thread| drop(thread.join()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use std::io::Write;
+    use std::process::Command;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use crate::data::testing::Folder;
+    use crate::data::{self, DataStore, Take};
+
+    fn text(rows: usize) -> String {
+        (0..rows).map(|row| format!("{} {row}:1 {}:2\n", row % 2, row + 1)).collect()
+    }
+
+    /// Goal: the thread reads on while nobody takes anything. Method: a pipe whose writer counts
+    /// what it got rid of; a pipe holds 64 KiB, and a block has 256.
+    #[test]
+    fn it_reads_while_others_train() {
+        let folder = Folder::new("reader-pipe");
+        let pipe = folder.path().join("pipe");
+        assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        static WRITTEN: AtomicUsize = AtomicUsize::new(0);
+        let text = text(200_000);
+        let bytes = text.len();
+        assert!(bytes > 8 * (256 << 10));
+        let to = pipe.clone();
+        let writer = std::thread::spawn(move || {
+            let mut to = std::fs::OpenOptions::new().write(true).open(to).unwrap();
+            for chunk in text.as_bytes().chunks(4096) {
+                to.write_all(chunk).unwrap();
+                WRITTEN.fetch_add(chunk.len(), Ordering::Relaxed);
+            }
+        });
+        let reader = ReadAhead::start(&[pipe], Shard::ALL, 2).unwrap();
+        let mut rows = reader.next().unwrap().unwrap().rows();
+        // As long as this part is used, two more come, and a third waits for room.
+        let began = Instant::now();
+        while WRITTEN.load(Ordering::Relaxed) < 3 * (256 << 10) {
+            assert!(began.elapsed() < Duration::from_secs(60), "it reads nothing meanwhile");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(WRITTEN.load(Ordering::Relaxed) < bytes, "it has not read all that it could");
+        while let Some(part) = reader.next() {
+            rows += part.unwrap().rows();
+        }
+        assert_eq!(rows, 200_000);
+        writer.join().unwrap();
+    }
+
+    #[test]
+    fn threads_share_the_parts_and_keep_them() {
+        let folder = Folder::new("reader-threads");
+        let path = folder.write("rows", text(60_000).as_bytes());
+        let reader = ReadAhead::start(&[path.clone(), path.clone()], Shard::ALL, 1).unwrap();
+        let take = || {
+            let mut bucket = Examples::default();
+            while let Some(part) = reader.next() {
+                bucket.append(&part.unwrap());
+            }
+            bucket
+        };
+        let buckets: Vec<Examples> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..3).map(|_| scope.spawn(take)).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        let store = DataStore::new(buckets);
+        let rows = store.rows_of(0, Take::All);
+        let mut keys: Vec<u64> = rows.map(|row| store.row(row).keys[0]).collect();
+        keys.sort_unstable();
+        let twice: Vec<u64> = (0..60_000).flat_map(|row| [row, row]).collect();
+        assert!(keys == twice, "each row once");
+    }
+
+    #[test]
+    fn it_ends_at_an_error_and_when_it_is_dropped() {
+        let folder = Folder::new("reader-ends");
+        let good = folder.write("good", text(60_000).as_bytes());
+        let bad = folder.write("bad", b"1 1:1\n1 x\n");
+        let reader = ReadAhead::start(&[bad, good.clone()], Shard::ALL, 1).unwrap();
+        let error = reader.next().unwrap().unwrap_err().to_string();
+        assert!(error.contains("bad:2:3: found `x`"), "{error}");
+        assert!(reader.next().is_none());
+        // Nobody takes its parts.
+        drop(ReadAhead::start(std::slice::from_ref(&good), Shard::ALL, 1).unwrap());
+        let shard = Shard::new(1, 3).unwrap();
+        let reader = ReadAhead::start(std::slice::from_ref(&good), shard, 1).unwrap();
+        let rows: usize = std::iter::from_fn(|| reader.next()).map(|it| it.unwrap().rows()).sum();
+        let whole = data::read(&[good], shard, std::num::NonZeroUsize::MIN).unwrap();
+        assert_eq!(rows, whole.rows());
+    }
+}
