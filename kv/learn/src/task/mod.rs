@@ -16,6 +16,7 @@
 //! `kv/docs/tasks.md` shows a whole task.
 
 mod engine;
+mod models;
 mod parallelism;
 mod place;
 mod queue;
@@ -27,6 +28,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 pub use self::engine::{Engine, Outcome};
+pub use self::models::{ModelStore, Models};
 pub use self::parallelism::Climb;
 pub use self::place::Wants;
 pub use self::queue::{Queue, Start};

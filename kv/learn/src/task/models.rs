@@ -1,0 +1,185 @@
+//! Models that pass from stage to stage without the servers (FlexPS, section 4.1).
+//!
+//! ```text
+//!   stage 1, worker 0 ── keep ──> store of its process ── take ──> stage 2, same process
+//!                                        └── requests between nodes ──> stage 2, another process
+//! ```
+//!
+//! A worker keeps its model at the end of a stage. A worker of the next stage takes it from the
+//! worker that has it: where both are in one process nothing is sent, else the model comes in
+//! pieces by requests between nodes. Servers take no part.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use caravan_kv::{Apps, Asked, Desk, NodeName, WorkerNode};
+use serde::{Deserialize, Serialize};
+
+/// Bytes of a model in one answer.
+const PIECE: usize = 256 << 10;
+
+/// How long a worker may take to answer: it does while it waits for a task, an answer or others.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(600);
+
+/// Name of the responder.
+const RESPONDER: &str = "models of stages";
+
+/// A model of a job that a worker keeps.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+struct Name {
+    job: String,
+    model: String,
+    /// The worker.
+    rank: usize,
+}
+
+type Kept = BTreeMap<Name, Arc<[u8]>>;
+
+/// The models that workers of this process keep.
+#[derive(Debug, Clone, Default)]
+pub struct ModelStore(Arc<Mutex<Kept>>);
+
+impl ModelStore {
+    /// A store, and the apps with what gives its models to workers of other processes.
+    pub fn with(apps: Apps) -> (ModelStore, Apps) {
+        let store = ModelStore::default();
+        let served = store.clone();
+        let apps = apps.with_responder(RESPONDER, move || {
+            let store = served.clone();
+            Box::new(move |desk: &mut Desk, asked: Asked| store.answer(desk, &asked))
+        });
+        (store, apps)
+    }
+
+    /// The models of one app. An app that has it, and is dropped with its job, frees what it has
+    /// kept.
+    pub fn models(&self) -> Models {
+        Models { store: self.clone(), kept: Vec::new() }
+    }
+
+    /// Number of models that are kept.
+    pub fn len(&self) -> usize {
+        self.all().len()
+    }
+
+    /// Whether no model is kept.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn all(&self) -> MutexGuard<'_, Kept> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Answers a worker with the length of a model and a piece of it; the last piece frees it.
+    fn answer(&self, desk: &mut Desk, asked: &Asked) {
+        let answered = match self.piece(&asked.body) {
+            Ok(piece) => desk.answer(asked.token, &piece),
+            Err(why) => desk.refuse(asked.token, &why),
+        };
+        // Each request is answered here, once.
+        let _ = answered;
+    }
+
+    fn piece(&self, body: &[u8]) -> Result<Vec<u8>, String> {
+        let Wanted { name, at } =
+            serde_json::from_slice(body).map_err(|error| error.to_string())?;
+        let mut all = self.all();
+        let model = all.get(&name).ok_or_else(|| name.is_missing())?;
+        let rest = model.get(at..).ok_or_else(|| format!("the model has no byte {at}"))?;
+        let piece = &rest[..rest.len().min(PIECE)];
+        let answer = [&(model.len() as u64).to_le_bytes(), piece].concat();
+        if piece.len() == rest.len() {
+            all.remove(&name);
+        }
+        Ok(answer)
+    }
+}
+
+impl Name {
+    fn is_missing(&self) -> String {
+        let Name { job, model, rank } = self;
+        format!("worker {rank} has no model {model:?} of job {job:?}: it was taken, or never kept")
+    }
+}
+
+/// A piece of a model, from byte `at` on.
+#[derive(Debug, Serialize, Deserialize)]
+struct Wanted {
+    name: Name,
+    at: usize,
+}
+
+/// The models of an app, which are freed with it.
+#[derive(Debug)]
+pub struct Models {
+    store: ModelStore,
+    kept: Vec<Name>,
+}
+
+impl Models {
+    /// Keeps a model until a worker of the next stage takes it, in place of one of that name.
+    pub fn keep(&mut self, node: &WorkerNode, model: &str, bytes: impl Into<Arc<[u8]>>) {
+        let name = name(node, model, node.rank);
+        self.store.all().insert(name.clone(), bytes.into());
+        if !self.kept.contains(&name) {
+            self.kept.push(name);
+        }
+    }
+
+    /// Takes the model that worker `from` has kept; it has it no longer.
+    ///
+    /// # Errors
+    /// The reason why it has no such model, or cannot be asked.
+    pub fn take(
+        &self,
+        node: &mut WorkerNode,
+        model: &str,
+        from: usize,
+    ) -> Result<Arc<[u8]>, String> {
+        let name = name(node, model, from);
+        if let Some(model) = self.store.all().remove(&name) {
+            return Ok(model);
+        }
+        if from == node.rank {
+            return Err(name.is_missing());
+        }
+        let mut bytes = Vec::new();
+        loop {
+            let wanted = Wanted { name: name.clone(), at: bytes.len() };
+            let answer = ask(node, from, &wanted)?;
+            let Some((len, piece)) = answer.split_first_chunk::<8>() else {
+                return Err(format!("worker {from} has answered {} bytes", answer.len()));
+            };
+            bytes.extend_from_slice(piece);
+            match bytes.len() as u64 {
+                read if read == u64::from_le_bytes(*len) => return Ok(bytes.into()),
+                read if read > u64::from_le_bytes(*len) || piece.is_empty() => {
+                    return Err(format!("worker {from} has sent {read} bytes of a shorter model"));
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+impl Drop for Models {
+    fn drop(&mut self) {
+        let mut all = self.store.all();
+        self.kept.iter().for_each(|name| drop(all.remove(name)));
+    }
+}
+
+fn name(node: &WorkerNode, model: &str, rank: usize) -> Name {
+    Name { job: node.job.clone(), model: model.to_owned(), rank }
+}
+
+fn ask(node: &mut WorkerNode, from: usize, wanted: &Wanted) -> Result<Vec<u8>, String> {
+    let text = |error: caravan_kv::Error| error.to_string();
+    let body = serde_json::to_vec(wanted).map_err(|error| error.to_string())?;
+    let asked = node.desk(|desk| desk.ask(NodeName::Worker(from), RESPONDER, 0, &body));
+    let request = asked.and_then(|request| request).map_err(text)?;
+    let mut answers = node.wait_for(request, ANSWERS_WITHIN).map_err(text)?;
+    answers.pop().ok_or_else(|| format!("worker {from} is not there"))?.outcome
+}
