@@ -1,6 +1,7 @@
-//! What the fuzz target does with its bytes. `tests/corpus.rs` runs the same over the kept corpus,
+//! What the fuzz targets do with their bytes. `tests/corpus.rs` runs the same over the kept corpus,
 //! without a fuzzer.
 
+use caravan_kv::checkpoint::recode_piece;
 use caravan_kv::filter::decode_block;
 use caravan_kv::{TableSpec, ValueType};
 use caravan_van::Pool;
@@ -22,5 +23,12 @@ pub(crate) fn block(bytes: &[u8]) {
         assert!(values.len() <= 64 * 3 * block.len());
         let total: u64 = lengths.iter().flatten().map(|&length| u64::from(length)).sum();
         assert!(lengths.is_none() || total * value.bytes() as u64 == values.len() as u64);
+    }
+}
+
+/// Takes arbitrary bytes for a piece of a checkpoint, as servers and files hold it.
+pub(crate) fn piece(bytes: &[u8]) {
+    if let Ok(again) = recode_piece(bytes) {
+        assert_eq!(again, bytes);
     }
 }

@@ -1,6 +1,6 @@
-//! Goal: no block of values that a fuzzer once found, and none of its beginnings, breaks what
-//! decodes it. Method: run every file of the kept corpus (`fuzz/corpus`) through the body of the
-//! fuzz target, whole and cut short.
+//! Goal: nothing that a fuzzer once found, and none of its beginnings, breaks what decodes it.
+//! Method: run every file of the kept corpus (`fuzz/corpus`) through the body of its fuzz target,
+//! whole and cut short.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 #[path = "../fuzz/bodies.rs"]
@@ -13,4 +13,9 @@ use corpus::run;
 #[test]
 fn blocks() {
     run("block", bodies::block);
+}
+
+#[test]
+fn pieces() {
+    run("piece", bodies::piece);
 }

@@ -14,6 +14,7 @@ pub use disk::{Disk, Folder, sync_folder};
 pub use files::Checkpoints;
 pub use manifest::{Manifest, SavedShard, SavedTable};
 pub(crate) use piece::Piece;
+pub use piece::recode_piece;
 
 /// What a client asks of a shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

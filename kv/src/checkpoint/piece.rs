@@ -16,6 +16,17 @@ pub(crate) struct Piece {
     pub(crate) is_last: bool,
 }
 
+/// Decodes a piece of a shard, reads each of its rows, and encodes it again, to the same bytes.
+///
+/// # Errors
+/// The reason why these bytes are no piece.
+pub fn recode_piece(bytes: &[u8]) -> Result<Vec<u8>, String> {
+    let piece = Piece::decode(bytes)?;
+    let rows = piece.rows.values_of().map(|(_, values)| values.len());
+    debug_assert_eq!(rows.sum::<usize>(), piece.rows.values.len());
+    Ok(piece.encode())
+}
+
 impl Piece {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let Extract { keys, lengths, values } = &self.rows;
