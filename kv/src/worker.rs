@@ -18,7 +18,7 @@ mod waiting;
 use std::collections::HashMap;
 use std::time::Duration;
 
-use caravan_van::{Buffer, Counters, Endpoint, PeerId, Pool, Shared, Value};
+use caravan_van::{Buffer, Counters, Endpoint, Gauge, PeerId, Pool, Shared, Value};
 
 use self::answer::run_callback;
 use self::moving::Moves;
@@ -216,6 +216,11 @@ impl Worker {
         self.endpoint.lanes.counters()
     }
 
+    /// Shows by this gauge what this worker does: its counters and its iteration.
+    pub(crate) fn show_by(&mut self, gauge: Gauge) {
+        self.endpoint.lanes.show_by(gauge);
+    }
+
     /// The van's clock: real, or simulated time.
     pub fn now(&self) -> Duration {
         self.endpoint.lanes.now()
@@ -233,6 +238,7 @@ impl Worker {
     /// Sets the iteration of the following requests to tables without a consistency model; their
     /// handles may read it.
     pub fn set_clock(&mut self, clock: u64) {
+        self.endpoint.lanes.gauge().mark(clock);
         self.clock = clock;
     }
 

@@ -231,7 +231,7 @@ fn what_is_asked_too_early_or_makes_no_sense_closes_the_lane() {
         json!({ "Post": { "Request": { "id": 1, "to": { "Group": 7 }, "responder": "r",
             "command": 0, "body": "" } } }),
         json!({ "Post": { "Answer": { "number": 1, "outcome": { "Ok": "no base 64" } } } }),
-        json!("Alive"),
+        json!({ "Alive": {} }),
         json!("End"),
         json!({ "Run": { "app": "dbpg", "body": null } }),
         json!({ "Alive": { "role": "worker", "rank": 0 } }),
@@ -293,7 +293,7 @@ fn barriers_have_bounds() {
 fn a_sign_of_life_counts_for_who_proved_it_alone() {
     let (mut scheduler, config, mut lanes) = complete(2);
     let (scheduler, node_config) = (&mut scheduler, &config.node);
-    let alive = json!("Alive");
+    let alive = json!({ "Alive": {} });
     let identities: Vec<_> = lanes.iter().map(|(_, identity)| *identity).collect();
     // Another start of worker 0, a node of another rank or role, and one without a rank; then the
     // lane of the member itself.

@@ -12,6 +12,7 @@ use super::backend::{Van, incarnation};
 use super::barriers::Party;
 use super::choice::Candidate;
 use super::group::{NodeName, Recipients};
+use super::vitals::Vitals;
 use crate::error::{Error, Result};
 use crate::worker::ServerAddress;
 
@@ -93,8 +94,9 @@ pub(crate) enum Ask {
     Join(Join),
     /// What concerns other nodes.
     Post(Post),
-    /// The member that this lane has proved to be is alive. Answered with [`Pulse`].
-    Alive,
+    /// The member that this lane has proved to be is alive, and has done this. Answered with
+    /// [`Pulse`].
+    Alive(Vitals),
     /// Start a sub-task of the task of this number, which the sender runs. Answered with
     /// [`Submitted`].
     Spawn { task: u64, target: Target, app: String, body: serde_json::Value },
@@ -199,6 +201,9 @@ impl<'de> Deserialize<'de> for Body {
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Join {
     pub(crate) pid: u32,
+    /// Name of its host, for people.
+    #[serde(default)]
+    pub(crate) host: String,
     /// Whether it will send heartbeats: it counts as lost without them.
     pub(crate) beats: bool,
     /// The vans it can use.
@@ -294,6 +299,9 @@ pub(crate) enum Command {
     Watch { known: usize },
     /// Answered at once with the [`Loss`] of a node, if any was lost.
     Check,
+    /// Answered at once with a list of [`NodeState`](super::vitals::NodeState). A driver needs no
+    /// job to ask.
+    Nodes,
     /// Ends the cluster for this reason. Only the driver that started it may. Answered when all
     /// nodes have left, or soon in any case.
     End { reason: String },

@@ -4,11 +4,14 @@
 use std::io;
 use std::time::Duration;
 
+use caravan_van::Gauge;
+
 use super::backend::is_simulated;
 use super::control::{Ask, Pulse, Role};
 use super::lane::{self, Heard, SchedulerLane};
 use super::members::HEARTBEATS;
 use super::thread::NodeThread;
+use super::vitals::Vitals;
 use crate::config::NodeConfig;
 use crate::error::Result;
 
@@ -21,15 +24,16 @@ pub(super) fn has_own(own_process: bool) -> bool {
     own_process || is_simulated()
 }
 
-/// Sends heartbeats from now on. When the cluster has ended or the scheduler is gone and this node
-/// has not noticed, the whole process ends: its main thread may be computing, or waiting for a peer
-/// that will never answer. A simulated node has no process to end.
+/// Sends heartbeats from now on, with what the node's threads show by `gauges`. When the cluster
+/// has ended or the scheduler is gone and this node has not noticed, the whole process ends: its
+/// main thread may be computing, or waiting for a peer that will never answer. A simulated node has
+/// no process to end.
 ///
 /// # Errors
 /// [`Error::Spawn`](crate::Error::Spawn) if the system has no thread.
-pub(super) fn start(config: NodeConfig, role: Role, rank: usize) -> Result<()> {
+pub(super) fn start(config: NodeConfig, role: Role, rank: usize, gauges: Vec<Gauge>) -> Result<()> {
     let beats = move || {
-        let why = beat(&config).unwrap_or_else(|error| error.to_string());
+        let why = beat(&config, &gauges).unwrap_or_else(|error| error.to_string());
         if !is_simulated() {
             end_process(&format!("{role} {rank}"), &why);
         }
@@ -60,7 +64,7 @@ fn end_process(node: &str, why: &str) {
 }
 
 /// Sends heartbeats until the cluster has ended; returns the reason of the end.
-fn beat(config: &NodeConfig) -> Result<String> {
+fn beat(config: &NodeConfig, gauges: &[Gauge]) -> Result<String> {
     // So little is sent that the kernel of a stopped scheduler acknowledges all of it: only that of
     // a dead host is silent.
     let silence_max = config.heartbeat * HEARTBEATS;
@@ -71,7 +75,8 @@ fn beat(config: &NodeConfig) -> Result<String> {
         // A scheduler that is stopped for a while answers later; it is not gone while its lane
         // stands.
         if lane.has_room() {
-            lane.ask(&Ask::Alive)?;
+            lane.ask(&Ask::Alive(Vitals::of(gauges, lane.now())))?;
+            gauges.iter().for_each(Gauge::ask); // for the next heartbeat
         }
         let until = lane.now() + config.heartbeat;
         while lane.now() < until {

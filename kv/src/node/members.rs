@@ -10,6 +10,8 @@ use caravan_van::wire::Hello;
 
 use super::control::{Join, Loss, Role};
 use super::group::{Group, NodeName, Recipients};
+use super::paces::{Change, Paces};
+use super::vitals::{NodeState, Vitals};
 use crate::config::ClusterConfig;
 use crate::error::{Error, Result};
 
@@ -80,6 +82,8 @@ pub(crate) struct Member {
     /// Its request to join; of its vans, only the chosen one once that is known.
     pub(crate) join: Join,
     pub(crate) lost: Option<String>,
+    /// What it told with its last heartbeat.
+    vitals: Option<Vitals>,
     incarnation: u64,
     /// Time of its last heartbeat, in time listened.
     seen: Duration,
@@ -128,6 +132,7 @@ pub(crate) struct Members {
     looked: Duration,
     /// Before this time, in time listened, nobody can have been silent for too long.
     due: Duration,
+    paces: Paces,
 }
 
 impl Members {
@@ -144,6 +149,7 @@ impl Members {
             listened: Duration::ZERO,
             looked: now,
             due: Duration::ZERO,
+            paces: Paces::default(),
         }
     }
 
@@ -195,7 +201,7 @@ impl Members {
             return Ok(Err(Error::Config(why)));
         };
         let seen = self.listened;
-        let member = Member { peer, joined_as, join, lost: None, incarnation, seen };
+        let member = Member { peer, joined_as, join, lost: None, vitals: None, incarnation, seen };
         tracing::info!(node = describe(seat, &member), "joined");
         self.seats.insert(seat, member);
         self.lanes.entry(peer).and_modify(|lane| lane.used = Used::Member(seat));
@@ -209,11 +215,11 @@ impl Members {
         Some(Seat { role, rank })
     }
 
-    /// Records a heartbeat of the member that a lane has proved to be.
+    /// Records a heartbeat of the member that a lane has proved to be, and what it tells.
     ///
     /// # Errors
     /// If it is no member, or the lane is a member's main lane.
-    pub(crate) fn alive(&mut self, peer: PeerId) -> Result<(), Violation> {
+    pub(crate) fn alive(&mut self, peer: PeerId, vitals: Vitals) -> Result<(), Violation> {
         let lane = self.lanes.get_mut(&peer).ok_or(Violation::StrayHeartbeat)?;
         let Lane { role, rank: Some(rank), incarnation, .. } = *lane else {
             return Err(Violation::StrayHeartbeat);
@@ -225,6 +231,10 @@ impl Members {
         };
         lane.used = Used::Heartbeat(seat);
         member.seen = self.listened;
+        member.vitals = Some(vitals);
+        if role == Role::Worker && vitals.clock > 0 {
+            self.paces.enter(rank, vitals.clock, self.listened);
+        }
         Ok(())
     }
 
@@ -436,6 +446,41 @@ impl Members {
         let servers = self.iter().filter(|(seat, _)| seat.role == Role::Server);
         let threads = servers.flat_map(|(_, it)| it.threads().iter().map(|_| it.lost.is_some()));
         threads.enumerate().filter_map(|(at, is_lost)| is_lost.then_some(at)).collect()
+    }
+
+    /// Compares the iterations of the workers that run something, about once a heartbeat. Logs
+    /// those that have become slow, and those that have recovered.
+    pub(crate) fn compare_paces(&mut self, runs_something: impl Fn(usize) -> bool) {
+        let Members { paces, seats, listened, heartbeat, .. } = self;
+        let is_busy = |rank| {
+            let member = seats.get(&Seat { role: Role::Worker, rank });
+            member.is_some_and(|member| member.lost.is_none()) && runs_something(rank)
+        };
+        for Change { rank, behind, is_slow } in paces.judge(*listened, *heartbeat, is_busy) {
+            match is_slow {
+                true => tracing::warn!(behind, "worker {rank} is slow: others wait for it"),
+                false => tracing::info!(behind, "worker {rank} is slow no longer"),
+            }
+        }
+    }
+
+    /// How all members are.
+    pub(crate) fn states(&self) -> Vec<NodeState> {
+        let state = |(seat, member): (Seat, &Member)| {
+            let is_worker = seat.role == Role::Worker;
+            let (behind, is_slow) = if is_worker { self.paces.of(seat.rank) } else { (0.0, false) };
+            NodeState {
+                role: seat.role,
+                rank: seat.rank,
+                host: member.join.host.clone(),
+                pid: member.join.pid,
+                lost: member.lost.clone(),
+                vitals: member.vitals,
+                behind,
+                is_slow,
+            }
+        };
+        self.iter().map(state).collect()
     }
 
     fn patience(&self) -> Duration {

@@ -22,10 +22,13 @@ mod heartbeat;
 mod lane;
 mod member;
 mod members;
+mod observer;
+mod paces;
 mod placement;
 mod roles;
 mod scheduler;
 mod thread;
+mod vitals;
 
 pub(crate) use backend::SimulatedNode;
 pub use backend::{Nic, VANS, Van, is_built, is_simulated, nic, open};
@@ -36,8 +39,10 @@ pub use desk::{Answered, Asked, BODY_BYTES_MAX, Desk, RequestId, Responder, Toke
 pub(crate) use desk::{AtDesk, Responders};
 pub use group::{Group, NodeName, Recipients};
 pub use member::{Member, Task, Work};
+pub use observer::Observer;
 pub(crate) use placement::check_numa;
 pub use placement::{Numa, Seating};
 pub(crate) use roles::watched_client;
 pub use roles::{App, Apps, WorkerNode, client, run_server, run_worker};
 pub use scheduler::{Scheduler, TaskId};
+pub use vitals::{NodeState, Vitals};

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use caravan_van::{Endpoint, Identity, VanConfig};
+use caravan_van::{Endpoint, Gauge, Identity, VanConfig};
 
 use super::backend::{self, Van, incarnation, is_simulated};
 use super::barriers::Party;
@@ -222,13 +222,15 @@ pub fn run_worker(
     let member = Member::join(&config, Role::Worker, join, apps.responders.desk())?;
     let roster = member.roster().clone();
     let config = NodeConfig { van: roster.van, ..ranked(&config, &roster) };
+    let gauge = Gauge::default();
     if beats {
-        heartbeat::start(config.clone(), Role::Worker, roster.rank)?;
+        heartbeat::start(config.clone(), Role::Worker, roster.rank, vec![gauge.clone()])?;
     }
     let member = Rc::new(RefCell::new(member));
     let watched = member.clone();
     let watch: Watch = Box::new(move || watched.borrow_mut().lost_servers());
-    let worker = watched_client(&config, &roster, Some(watch))?;
+    let mut worker = watched_client(&config, &roster, Some(watch))?;
+    worker.show_by(gauge);
     let Roster { rank, workers, .. } = roster;
     let job = String::new();
     let mut node = WorkerNode { worker, config, rank, workers, job, task: 0, member };
@@ -280,7 +282,9 @@ fn ranked(config: &NodeConfig, roster: &Roster) -> NodeConfig {
 
 /// The request to join of a node that will send heartbeats, or not.
 fn join_request(vans: Vec<Candidate>, beats: bool) -> Join {
-    Join { pid: std::process::id(), beats, vans }
+    let name = || rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let host = if is_simulated() { String::new() } else { name() };
+    Join { pid: std::process::id(), host, beats, vans }
 }
 
 /// The vans that a node without server threads can use. It opens the chosen one later, when it
@@ -351,6 +355,8 @@ pub fn run_server(
         let (say_view, view) = mpsc::channel();
         let (stop, seating) = (stop.clone(), seating.clone());
         let (config, handles) = (config.clone(), handles.clone());
+        let gauge = Gauge::default();
+        let shown = gauge.clone();
         let serve = move || -> Result<()> {
             // Before it touches any memory.
             let own = seating.map(|seating| seating.take(index, &config));
@@ -360,16 +366,17 @@ pub fn run_server(
             let _ = say_vans.send(choice::candidates(&opened));
             let Ok(place) = backend::receive(&place) else { return Ok(()) };
             let transport = choice::take(opened, place.van)?;
-            let endpoint = Endpoint::new(transport, place.node, config.credits);
+            let mut endpoint = Endpoint::new(transport, place.node, config.credits);
+            endpoint.lanes.show_by(shown);
             let thread = server_thread(config, endpoint, (place.index, place.count), &handles);
             thread.hear_views(view).run(&stop)
         };
         let thread = NodeThread::start(&format!("serve {index}"), serve)?;
-        started.push(Started { thread, vans, place: say_place, view: say_view });
+        started.push(Started { thread, vans, place: say_place, view: say_view, gauge });
     }
     let mut outcome = serve_until_end(config, &started, handles, own_process);
     stop.store(true, Ordering::Relaxed);
-    for Started { thread, vans, place, view } in started {
+    for Started { thread, vans, place, view, .. } in started {
         drop((vans, place, view));
         outcome = thread.join().and(outcome);
     }
@@ -388,12 +395,14 @@ fn server_thread(
     thread.record_histories(move |shard, spec| history::create(&folder, shard, spec))
 }
 
-/// A server thread, the vans that work for it, and where to tell it its place and who is lost.
+/// A server thread, the vans that work for it, where to tell it its place and who is lost, and what
+/// it shows.
 struct Started {
     thread: NodeThread,
     vans: mpsc::Receiver<Vec<Candidate>>,
     place: mpsc::Sender<Place>,
     view: mpsc::Sender<View>,
+    gauge: Gauge,
 }
 
 /// What a server thread learns when its node has joined.
@@ -422,7 +431,8 @@ fn serve_until_end(
     let mut member = Member::join(config, Role::Server, join, handles.responders().desk())?;
     let roster = member.roster().clone();
     if beats {
-        heartbeat::start(ranked(config, &roster), Role::Server, roster.rank)?;
+        let gauges = started.iter().map(|it| it.gauge.clone()).collect();
+        heartbeat::start(ranked(config, &roster), Role::Server, roster.rank, gauges)?;
     }
     for (index, it) in started.iter().enumerate() {
         let _ = it.place.send(Place {

@@ -21,6 +21,7 @@ impl Worker {
         let clocks = self.clocks(RequestKind::Join, table, 1)?;
         let first = clocks.iter().copied().max().unwrap_or(1);
         self.tables[table.0 as usize].clock = first;
+        self.endpoint.lanes.gauge().mark(first);
         if clocks.iter().any(|clock| *clock != first) {
             let announced = self.announce(table, first)?;
             self.wait(announced)?;
@@ -43,6 +44,7 @@ impl Worker {
         // A shard that has kept its lane may have heard of the end of the iteration.
         let first = clocks.into_iter().max().filter(|first| first - 1 > clock).unwrap_or(clock);
         self.tables[table.0 as usize].clock = first;
+        self.endpoint.lanes.gauge().mark(first);
         if first > clock {
             let announced = self.announce(table, first)?;
             self.wait(announced)?;
@@ -195,6 +197,7 @@ impl Worker {
             return Err(not_joined(&known.spec.name));
         }
         known.clock += 1;
+        self.endpoint.lanes.gauge().mark(known.clock);
         Ok(known.clock)
     }
 }

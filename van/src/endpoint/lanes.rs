@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::lane::{Lane, lane};
 use crate::error::{Error, Result};
+use crate::gauge::Gauge;
 use crate::memory::{Buffer, Pool};
 use crate::metrics::Counters;
 use crate::transport::{Clock, Limits, PeerId, Transport};
@@ -32,6 +33,8 @@ pub struct Lanes {
     pub(super) lost: Vec<PeerId>,
     /// Counters of messages; the transport counts everything else.
     pub(super) counted: Counters,
+    /// Shows them to other threads.
+    gauge: Gauge,
 }
 
 impl Lanes {
@@ -53,6 +56,7 @@ impl Lanes {
             closed: Vec::new(),
             lost: Vec::new(),
             counted: Counters::default(),
+            gauge: Gauge::default(),
         }
     }
 
@@ -114,6 +118,21 @@ impl Lanes {
         }
     }
 
+    /// What shows to other threads what this one does.
+    pub fn gauge(&self) -> &Gauge {
+        &self.gauge
+    }
+
+    /// Shows by `gauge` from now on.
+    pub fn show_by(&mut self, gauge: Gauge) {
+        self.gauge = gauge;
+    }
+
+    #[cold]
+    fn show(&self) {
+        self.gauge.show(self.counters());
+    }
+
     pub(super) fn connect(&mut self, address: &str) -> Result<PeerId> {
         let peer = self.transport.connect(address)?;
         self.enter(peer).name = address.to_owned();
@@ -163,11 +182,14 @@ impl Lanes {
     }
 
     /// Does what is due before the transport is asked again: posts the open frames, grants wanted
-    /// landings, and forgets the peers whose loss was reported.
+    /// landings, shows its counters to whoever asks, and forgets the peers whose loss it reported.
     #[inline(always)]
     pub(super) fn settle(&mut self) {
         if self.starved {
             self.feed();
+        }
+        if self.gauge.is_asked() {
+            self.show();
         }
         self.close_frames();
         if !self.lost.is_empty() {

@@ -283,12 +283,17 @@ impl Service {
                 jobs.begin(plane, peer, timestamp, job.clone());
                 return Ok(());
             }
+            (Command::Nodes, _) => {
+                let states = plane.members.states();
+                plane.tell(peer, timestamp, &states);
+                return Ok(());
+            }
             (Command::Begin { .. }, _) | (_, None) => return Err(Violation::Job),
             (_, Some(job)) => job.clone(),
         };
         match command {
             // These are answered already.
-            Command::Begin { .. } | Command::Jobs | Command::Cancel { .. } => {}
+            Command::Begin { .. } | Command::Jobs | Command::Cancel { .. } | Command::Nodes => {}
             Command::Gather => {
                 let until = now.saturating_add(self.config.node.join_timeout);
                 let warn_at = now + WARN_EVERY;
@@ -386,8 +391,10 @@ impl Service {
                 let spawned = self.jobs.spawn(&mut self.plane, at, target, program);
                 Ok(control::answer(&mut self.plane.endpoint, peer, timestamp, &spawned)?)
             }
-            Ask::Alive => {
-                self.plane.members.alive(peer)?;
+            Ask::Alive(vitals) => {
+                let Service { plane, jobs, .. } = self;
+                plane.members.alive(peer, vitals)?;
+                plane.members.compare_paces(|rank| jobs.tasks.load(rank) > 0);
                 let pulse = Pulse { ended: self.ended.clone() };
                 Ok(control::answer(&mut self.plane.endpoint, peer, timestamp, &pulse)?)
             }
