@@ -23,7 +23,7 @@ fn launch() -> Cluster {
 /// Points around four others, as LIBSVM text.
 fn points(folder: &Path) -> PathBuf {
     let line = |at: u32| {
-        let label = if at % 2 == 0 { "+1" } else { "-1" };
+        let label = if at.is_multiple_of(2) { "+1" } else { "-1" };
         let (x, y) = (at % 2 * 50 + at * 7 % 11, at / 2 % 2 * 50 + at * 5 % 13);
         format!("{label} 0:{x} 1:{y} 2:1\n")
     };
