@@ -49,6 +49,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod cache;
 pub mod checkpoint;
 pub mod cluster;
 pub mod config;
