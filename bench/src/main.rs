@@ -25,6 +25,7 @@ mod rebalance;
 mod report;
 mod results;
 mod sketch;
+mod top;
 mod train;
 
 use std::io::IsTerminal;
@@ -102,6 +103,7 @@ fn run(cli: &Cli) -> Result<()> {
         Command::Status => jobs::status(&cli.common),
         Command::Cancel(args) => jobs::cancel(&cli.common, args),
         Command::Rebalance(args) => rebalance::run(&cli.common, args),
+        Command::Top(args) => top::run(&cli.common, args),
         Command::Man(args) => manual::man(args),
         Command::Completions(args) => manual::completions(args),
         Command::Doctor(args) => doctor::run(&cli.common, args),

@@ -70,7 +70,7 @@ fn the_page_has_every_kind_of_row_once() {
     let page = include_str!("../docs/rows.md");
     let rows = page.lines().filter(|line| line.starts_with('{')).count();
     let kinds = "bandwidth calibration checkpoint clustered comparison consistency counted distances estimate fabric failover file finding history latency layout link load \
-                 machine model move pass perplexity placement predict progress rate rdma-device result \
+                 machine model move node pass perplexity placement predict progress rate rdma-device result \
                  rmse scale stage traffic trained van verbs-bandwidth verbs-latency verdict wait";
     assert_eq!(documented().into_keys().collect::<BTreeSet<_>>(), set(kinds));
     assert_eq!(rows, documented().len());
@@ -316,6 +316,33 @@ fn commands_to_a_running_cluster_print_the_rows_of_the_page() {
     assert_eq!(client.wait(pulled).unwrap().values::<i64>(), vec![7; 100]);
     assert!(client.shards(table).unwrap().iter().all(|shard| shard.server == 1));
     drop(client);
+    cluster.shutdown().unwrap();
+}
+
+#[test]
+fn a_running_cluster_prints_the_rows_of_the_page() {
+    let config = ClusterConfig { servers: 2, workers: 1, ..ClusterConfig::default() };
+    let launch = Launch::Processes(env!("CARGO_BIN_EXE_caravan").into());
+    let cluster = Cluster::launch(&config, launch).unwrap();
+    let began = std::time::Instant::now();
+    // Rates need two heartbeats of each node, which come once a second.
+    let rows = loop {
+        let mut top = support::of_cluster(&cluster, "top --once --interval 1.5 --json");
+        let output = top.output().unwrap();
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        for row in text(&output.stdout).lines() {
+            assert_eq!(Some(&fields(row)), documented().get("node"), "{row}");
+        }
+        let rows = support::rows_in(&output);
+        if rows.iter().all(|row| row["seconds"].as_f64() > Some(0.0)) {
+            break rows;
+        }
+        assert!(began.elapsed() < support::PATIENCE, "{rows:?}");
+    };
+    assert_eq!(rows.len(), 3);
+    for row in rows {
+        assert!(row["state"] == "up" && row["memory_mib"].as_f64() > Some(1.0), "{row}");
+    }
     cluster.shutdown().unwrap();
 }
 

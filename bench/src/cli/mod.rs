@@ -22,7 +22,7 @@ pub(crate) use self::checkpoint::*;
 pub(crate) use self::learn::*;
 pub(crate) use self::sketch::*;
 pub(crate) use self::steps::*;
-use self::values::{address, count_to, hexadecimal, hosts, numa, parse_wait};
+use self::values::{address, count_to, hexadecimal, hosts, interval, numa, parse_wait};
 use crate::floor::process::Answerer;
 use crate::launch::agent::Through;
 use crate::launch::hosts::HostList;
@@ -172,6 +172,8 @@ pub(crate) enum Command {
     Status,
     /// Ends a job of a running cluster
     Cancel(CancelArgs),
+    /// Shows what the nodes of a running cluster do: CPU, memory, bytes, messages, clocks
+    Top(TopArgs),
     /// Moves shards of a running cluster's tables, so that server threads have keys evenly
     Rebalance(RebalanceArgs),
     /// Writes the tables of a running cluster to files, and restores them
@@ -265,6 +267,21 @@ pub(crate) struct RebalanceArgs {
     /// Server threads that are to have no shards afterwards, counted from 0 over all servers
     #[arg(long, value_delimiter = ',', value_name = "THREAD")]
     pub(crate) drain: Vec<usize>,
+}
+
+/// What to show of a running cluster. CARAVAN_SCHEDULER, CARAVAN_JOB and the secret name the
+/// cluster.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct TopArgs {
+    /// Seconds between two looks; nodes tell something new with each heartbeat
+    #[arg(long, value_name = "SECONDS", default_value_t = 2.0, value_parser = interval)]
+    pub(crate) interval: f64,
+    /// Looks twice, an interval apart, prints that, and ends
+    #[arg(long)]
+    pub(crate) once: bool,
+    /// Prints nothing, and serves metrics for Prometheus at this address, as host:port
+    #[arg(long, value_name = "ADDRESS", value_parser = address, conflicts_with = "once")]
+    pub(crate) serve: Option<String>,
 }
 
 /// Where manual pages go.
@@ -405,6 +422,8 @@ mod tests {
             "caravan submit clicks dbpg --data a --lambda 1 --json",
             "caravan status --json",
             "caravan cancel ads",
+            "caravan top --interval 0.5 --once --json",
+            "caravan top --serve 127.0.0.1:9400",
             "caravan doctor --json",
             "caravan doctor --topology two.xml --threads 4 --numa-node 1",
             "caravan bench placement --van tcp --no-pin --smoke",

@@ -131,6 +131,12 @@ pub(super) fn up_to(most: f64) -> impl Fn(&str) -> Result<f64, String> + Clone {
     }
 }
 
+/// Reads seconds between two looks.
+pub(super) fn interval(text: &str) -> Result<f64, String> {
+    let seconds = text.parse().ok().filter(|seconds| (0.1..=3600.0).contains(seconds));
+    seconds.ok_or_else(|| format!("{text:?} is not a number of seconds from 0.1 to 3600"))
+}
+
 pub(super) fn address(text: &str) -> Result<String, String> {
     let fits = is_address(text).then(|| text.to_owned());
     fits.ok_or_else(|| {
