@@ -188,14 +188,6 @@ pub(crate) fn work(common: &Common, args: &WorkerRole) -> Result<()> {
     run_worker(&config.node, config.node.rank, &apps(), true).map_err(as_usage)
 }
 
-/// The settings of a cluster that runs already.
-///
-/// # Errors
-/// As [`config`]; [`Usage`] without the address of its scheduler.
-pub(crate) fn running(common: &Common) -> Result<ClusterConfig> {
-    joined(common, &Role::default())
-}
-
 /// The settings of a node that joins a scheduler.
 fn joined(common: &Common, role: &Role) -> Result<ClusterConfig> {
     let mut config = config(common)?;

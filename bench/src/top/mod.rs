@@ -129,8 +129,7 @@ impl Node {
 /// If there is no cluster at the address, or the address for metrics cannot be bound; with
 /// `--once`, also if the cluster ends meanwhile.
 pub(crate) fn run(common: &Common, args: &TopArgs) -> Result<()> {
-    let config = cluster::running(common)?;
-    let mut observer = Observer::attach(&config.node)?;
+    let mut observer = Observer::attach(&cluster::running(common)?)?;
     let ran = match &args.serve {
         Some(address) => metrics::serve(address, &mut observer),
         None => show(common, args, &mut observer),
