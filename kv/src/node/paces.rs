@@ -4,6 +4,10 @@
 //! or less, but for much of the time. So it is the mean distance over the last heartbeats that
 //! counts. Heartbeats come at different times; between two of them an iteration is interpolated, so
 //! that all are compared at one time.
+//!
+//! A heartbeat tells whole iterations. The parts that are missing average out as long as heartbeats
+//! come in all phases of an iteration. Where their period is a multiple of the iteration's, to a
+//! percent or so, equal workers may seem to be up to an iteration apart.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -48,14 +52,12 @@ pub(super) struct Change {
 }
 
 impl Pace {
-    /// The iteration at a time between the last two signs, or next to them.
-    fn clock_at(&self, at: f64) -> f64 {
+    /// The iteration at a time between the last two signs; `None` at other times, or with one sign.
+    fn clock_at(&self, at: f64) -> Option<f64> {
         let Pace { before, last, .. } = self;
-        if at >= last.at || last.at <= before.at {
-            return last.clock;
-        }
-        let part = ((at - before.at) / (last.at - before.at)).max(0.0);
-        before.clock + (last.clock - before.clock) * part
+        let part = (at - before.at) / (last.at - before.at);
+        let is_between = (0.0..=1.0).contains(&part);
+        is_between.then(|| before.clock + (last.clock - before.clock) * part)
     }
 }
 
@@ -88,16 +90,15 @@ impl Paces {
         }
         self.judged = now;
         self.workers.retain(|rank, _| is_busy(*rank));
-        if self.workers.is_empty() {
-            return Vec::new();
-        }
         let at = self.workers.values().map(|pace| pace.last.at).fold(f64::INFINITY, f64::min);
-        let mut clocks: Vec<f64> = self.workers.values().map(|pace| pace.clock_at(at)).collect();
+        let known = self.workers.values().filter_map(|pace| pace.clock_at(at));
+        let mut clocks: Vec<f64> = known.collect();
         clocks.sort_by(f64::total_cmp);
-        let middle = clocks[clocks.len() / 2];
+        let Some(&middle) = clocks.get(clocks.len() / 2) else { return Vec::new() };
         let mut changes = Vec::new();
         for (&rank, pace) in &mut self.workers {
-            pace.behind += NEWEST * (middle - pace.clock_at(at) - pace.behind);
+            let Some(clock) = pace.clock_at(at) else { continue };
+            pace.behind += NEWEST * (middle - clock - pace.behind);
             let is_slow = pace.behind >= if pace.is_slow { RECOVERED } else { SLOW };
             if is_slow != pace.is_slow {
                 pace.is_slow = is_slow;
@@ -115,12 +116,13 @@ mod tests {
     const BEAT: Duration = Duration::from_secs(1);
 
     /// Runs 4 workers, whose iterations at a time in seconds `clock` tells, for `seconds`; returns
-    /// all changes. Their heartbeats are out of step.
+    /// all changes. Their heartbeats are out of step, and late by up to a quarter of a second.
     fn changes(seconds: u64, clock: impl Fn(usize, f64) -> f64) -> Vec<(usize, bool)> {
         let mut paces = Paces::default();
         let mut all = Vec::new();
         for step in 0..seconds * 4 {
-            let now = Duration::from_millis(step * 250);
+            let late = (step as f64 * 0.618).fract() * 0.249;
+            let now = Duration::from_secs_f64(step as f64 * 0.25 + late);
             let rank = (step % 4) as usize;
             paces.enter(rank, clock(rank, now.as_secs_f64()) as u64, now);
             all.extend(paces.judge(now, BEAT, |_| true));
