@@ -42,8 +42,8 @@ pub(crate) struct SketchTable {
 pub(crate) struct CreateSketch {
     #[command(flatten)]
     pub(crate) table: SketchTable,
-    /// Cells of each server thread; a count exceeds the true one by more than e·K·total / cells with
-    /// a probability of e^-K at most, for K hash functions
+    /// Cells of each server thread; a count exceeds the true one by more than e·K·total / cells
+    /// with a probability of e^-K at most, for K hash functions
     #[arg(long, default_value_t = 1 << 20, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) cells: u64,
     /// Hash functions
