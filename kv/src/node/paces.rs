@@ -57,7 +57,7 @@ impl Pace {
         let Pace { before, last, .. } = self;
         let part = (at - before.at) / (last.at - before.at);
         let is_between = (0.0..=1.0).contains(&part);
-        is_between.then(|| before.clock + (last.clock - before.clock) * part)
+        is_between.then_some(before.clock + (last.clock - before.clock) * part)
     }
 }
 
