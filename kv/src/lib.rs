@@ -66,9 +66,11 @@ pub mod runs;
 pub mod secret;
 pub mod server;
 pub mod sharing;
+pub mod sketch;
 pub mod slicer;
 pub mod table;
 mod tracker;
+pub mod turnover;
 mod view;
 pub mod worker;
 

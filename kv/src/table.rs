@@ -11,6 +11,7 @@ use crate::error::{Error, Result};
 use crate::filter::Filters;
 use crate::map::Placement;
 use crate::node::is_within;
+use crate::turnover::Turnover;
 
 /// Contiguous values of at least this many bytes are sent from where the server stores them; fewer
 /// are copied into the message, unless the van lends them. A later update of values that are still
@@ -193,6 +194,9 @@ pub struct TableSpec {
     /// many of them.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub replicas: u32,
+    /// Which keys get rows, and which rows go; all keys that are pushed, and none, if it has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub turnover: Option<Turnover>,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it")]
@@ -226,6 +230,7 @@ impl TableSpec {
             consistency: None,
             once: false,
             replicas: 0,
+            turnover: None,
         }
     }
 
@@ -306,11 +311,20 @@ impl TableSpec {
         self
     }
 
-    /// Checks its model, if it has one.
+    /// The same table, in which rows come and go.
+    pub fn turnover(mut self, turnover: Turnover) -> Self {
+        self.turnover = Some(turnover);
+        self
+    }
+
+    /// Checks its model and its turnover, if it has any.
     ///
     /// # Errors
     /// [`Error::Config`] names the table.
     pub(crate) fn check_consistency(&self) -> Result<()> {
+        if let Some(turnover) = &self.turnover {
+            turnover.check(self)?;
+        }
         let checked = match self.consistency {
             Some(_) if self.replicas > 0 => {
                 Err("a table with a consistency model has no replicas yet".to_owned())

@@ -16,6 +16,9 @@ use crate::table::SHARED_BYTES_MIN;
 /// Size of chunks of small rows, in bytes.
 const CHUNK_BYTES: usize = 64 << 10;
 
+/// A pool lends slots of this many bytes or a higher power of two.
+const SLOT_BYTES_MIN: usize = 512;
+
 /// Values of at least this many bytes are lent if the van lends them.
 const LENT_BYTES_MIN: usize = 2 << 10;
 
@@ -117,6 +120,19 @@ impl<V: Value, H: Value> Chunks<V, H> {
             self.shown.push(shown.share());
         }
         Ok(())
+    }
+
+    /// Bytes that `count` rows with `hidden` values each take at most.
+    pub(super) fn footprint(&self, count: usize, hidden: usize) -> usize {
+        let slot = |bytes: usize| bytes.next_power_of_two().max(SLOT_BYTES_MIN);
+        let shown = slot(self.row_bytes() << self.shift);
+        let lists = 3 * (size_of::<Shared>() + size_of::<Buffer>()); // old and new ones
+        let hidden = match hidden {
+            0 => 0,
+            _ => slot((hidden * H::BYTES) << self.shift),
+        };
+        // A list has room for 8 chunks at least.
+        count.div_ceil(1 << self.shift) * (shown + hidden + lists) + 8 * lists
     }
 
     /// A row with its `hidden` values, to write. Replaces its chunk by a copy if a reader holds it.

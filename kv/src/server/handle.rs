@@ -26,6 +26,7 @@ pub use self::sum::Sum;
 use super::initial::Start;
 use super::shard::Shard;
 use super::store::Rows;
+use super::turnover::Changing;
 use super::varying::VaryingRows;
 use crate::consistency::{Consistency, Controller};
 use crate::node::{Responder, Responders};
@@ -287,7 +288,11 @@ impl Handles {
         if !has_rows && spec.initial != Initial::Zero {
             return Err(options::refuse(spec, "its rows begin as it says, so leave out `initial`"));
         }
-        build(spec, range, memory)
+        let rows = build(spec, range, memory)?;
+        match spec.turnover {
+            Some(it) => Ok(Box::new(Changing::new(rows, spec, it, range, memory)?)),
+            None => Ok(rows),
+        }
     }
 }
 

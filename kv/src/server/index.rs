@@ -32,6 +32,8 @@ pub(crate) struct Index {
     settled: Sorted,
     /// The short list.
     recent: Sorted,
+    /// Rows of keys that were removed, for the next ones.
+    free: Vec<u32>,
     memory: Account,
 }
 
@@ -90,12 +92,26 @@ impl Sorted {
 impl Index {
     /// An empty index, which charges its keys to `memory`.
     pub(crate) fn new(memory: Account) -> Index {
-        Index { settled: Sorted::default(), recent: Sorted::default(), memory }
+        let (settled, recent, free) = Default::default();
+        Index { settled, recent, free, memory }
     }
 
     /// Number of keys.
     pub(crate) fn len(&self) -> usize {
         self.settled.keys.len() + self.recent.keys.len()
+    }
+
+    /// Number of rows, also those without a key.
+    pub(crate) fn rows(&self) -> usize {
+        self.len() + self.free.len()
+    }
+
+    /// The rows that the next keys get, and how many of these had other keys before.
+    pub(crate) fn next_rows(&self, count: usize) -> (impl Iterator<Item = u32> + use<>, usize) {
+        let used = count.min(self.free.len());
+        let used_rows = self.free[self.free.len() - used..].to_vec();
+        let made = self.rows() as u32;
+        (used_rows.into_iter().chain(made..made + (count - used) as u32), used)
     }
 
     /// The row of one key.
@@ -141,7 +157,7 @@ impl Index {
     }
 
     /// Inserts the `missing` keys of the sorted `keys` for which [`Index::find`] found no row, and
-    /// stores their rows in `rows`. New rows are numbered from the current [`Index::len`].
+    /// stores their rows in `rows`: those of [`Index::next_rows`].
     ///
     /// # Errors
     /// If memory is short; nothing has changed then.
@@ -152,14 +168,14 @@ impl Index {
         missing: usize,
     ) -> caravan_van::Result<()> {
         let bytes = (self.len() + missing) * ENTRY_BYTES;
-        self.memory.set(2 * bytes)?; // the lists while they grow
-        let first = self.len() as u32;
-        let mut new = Vec::with_capacity(missing);
+        self.memory.set((2 * bytes).max(self.held()))?; // the lists while they grow
+        let (next, used) = self.next_rows(missing);
+        let mut fresh = Sorted { keys: Vec::with_capacity(missing), rows: next.collect() };
         for (&key, row) in keys.iter().zip(rows).filter(|(_, row)| **row == NO_ROW) {
-            *row = first + new.len() as u32;
-            new.push(key);
+            *row = fresh.rows[fresh.keys.len()];
+            fresh.keys.push(key);
         }
-        let fresh = Sorted { rows: (first..first + new.len() as u32).collect(), keys: new };
+        self.free.truncate(self.free.len() - used);
         self.recent.merge(&fresh);
         if self.recent.keys.len() > RECENT_MIN.max(self.settled.keys.len() / RECENT_SHARE) {
             let recent = std::mem::take(&mut self.recent);
@@ -167,8 +183,49 @@ impl Index {
             self.settled.rows.reserve_exact(recent.rows.len());
             self.settled.merge(&recent);
         }
-        let held = self.settled.keys.capacity() + self.recent.keys.capacity();
-        self.memory.set(held * ENTRY_BYTES)
+        self.memory.set(self.held())
+    }
+
+    /// Removes those of the sorted `keys` that are here; calls `with` with the row of each. The
+    /// next keys get these rows.
+    ///
+    /// # Errors
+    /// If memory is short; nothing has changed then.
+    pub(crate) fn remove(
+        &mut self,
+        keys: &[u64],
+        mut with: impl FnMut(u32),
+    ) -> caravan_van::Result<()> {
+        self.memory.reserve(&mut self.free, keys.len())?;
+        for list in [&mut self.settled, &mut self.recent] {
+            let (mut kept, mut next) = (0, 0);
+            for at in 0..list.keys.len() {
+                let (key, row) = (list.keys[at], list.rows[at]);
+                next += keys[next..].iter().take_while(|next| **next < key).count();
+                if keys.get(next) == Some(&key) {
+                    self.free.push(row);
+                    with(row);
+                } else {
+                    (list.keys[kept], list.rows[kept]) = (key, row);
+                    kept += 1;
+                }
+            }
+            list.keys.truncate(kept);
+            list.rows.truncate(kept);
+        }
+        self.memory.set(self.held())
+    }
+
+    /// Bytes that the lists take for this many keys at most, while they grow.
+    pub(crate) fn footprint(keys: usize) -> usize {
+        let free = (2 * keys + keys / 2) * size_of::<u32>(); // old and new list
+        2 * (keys + RECENT_MIN) * ENTRY_BYTES + free
+    }
+
+    /// Bytes of the lists.
+    fn held(&self) -> usize {
+        let entries = self.settled.keys.capacity() + self.recent.keys.capacity();
+        entries * ENTRY_BYTES + self.free.capacity() * size_of::<u32>()
     }
 }
 
@@ -232,6 +289,55 @@ mod tests {
             assert_eq!(row, map.get(key).copied().unwrap_or(NO_ROW), "{key}");
             assert_eq!(index.row(*key), map.get(key).copied(), "{key}");
         }
+    }
+
+    /// Whatever is inserted and removed: keys have rows of their own, and no more are made than
+    /// there were keys at once.
+    #[test]
+    fn rows_of_removed_keys_are_used_again() {
+        let mut index = index(1 << 20);
+        let mut map: BTreeMap<u64, u32> = BTreeMap::new();
+        let mut state = 1u64;
+        let mut most = 0;
+        for round in 0..300 {
+            let mut keys: Vec<u64> = (0..round * 13 % 400)
+                .map(|_| {
+                    state =
+                        state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                    state >> 52
+                })
+                .collect();
+            keys.sort_unstable();
+            keys.dedup();
+            if round % 3 == 2 {
+                let mut removed = Vec::new();
+                index.remove(&keys, |row| removed.push(row)).unwrap();
+                let mut expected: Vec<u32> =
+                    keys.iter().filter_map(|key| map.remove(key)).collect();
+                removed.sort_unstable();
+                expected.sort_unstable();
+                assert_eq!(removed, expected);
+                continue;
+            }
+            let mut rows = Vec::new();
+            let missing = index.find(&keys, &mut rows);
+            let (next, used) = index.next_rows(missing);
+            let next: Vec<u32> = next.collect();
+            assert_eq!(used, missing.min(index.rows() - map.len()));
+            index.insert(&keys, &mut rows, missing).unwrap();
+            let mut new = next.into_iter();
+            for (key, row) in keys.iter().zip(rows) {
+                let expected = *map.entry(*key).or_insert_with(|| new.next().unwrap());
+                assert_eq!(row, expected, "{key}");
+            }
+            most = most.max(map.len());
+            assert_eq!((index.len(), index.rows()), (map.len(), most));
+            let mut all: Vec<u32> = map.values().copied().collect();
+            all.sort_unstable();
+            all.dedup();
+            assert_eq!(all.len(), map.len(), "no two keys have one row");
+        }
+        assert!(index.from(0).eq(map.iter().map(|(key, row)| (*key, *row))));
     }
 
     #[test]

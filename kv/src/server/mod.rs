@@ -11,6 +11,7 @@ mod shard;
 mod store;
 mod tables;
 mod thread;
+mod turnover;
 mod varying;
 
 pub use found::FoundRows;

@@ -191,6 +191,37 @@ pub trait Shard {
         Err("shards of this table's handle cannot be moved".to_owned())
     }
 
+    /// Removes the rows of those of the sorted `keys` that have one. They read as new from then on.
+    ///
+    /// # Errors
+    /// The reason why such shards keep all rows, or that memory is short; nothing is removed then.
+    fn remove(&mut self, _keys: &[u64]) -> Result<(), String> {
+        Err("shards of this table's handle keep all rows".to_owned())
+    }
+
+    /// Bytes that this many rows take at most, with their keys and all that belongs to them, if
+    /// they show `_values` values in all; `None` if such shards keep all rows.
+    fn footprint(&self, _rows: usize, _values: usize) -> Option<usize> {
+        None
+    }
+
+    /// The next push removes no rows, since somebody copies them.
+    fn hold_rows(&mut self) {}
+
+    /// The part of the last push that was applied. The shard that is to become equal to this one
+    /// gets it by [`Shard::repeat`].
+    fn applied<'a>(&'a self, request: &Request<'a>) -> Request<'a> {
+        *request
+    }
+
+    /// Applies what another shard of the table has applied.
+    ///
+    /// # Errors
+    /// As [`Shard::push`].
+    fn repeat(&mut self, request: &Request<'_>, memory: &Pool) -> Result<(), String> {
+        self.push(request, memory)
+    }
+
     /// Executes a command of the table's handle.
     ///
     /// # Errors

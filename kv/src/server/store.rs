@@ -34,7 +34,7 @@ pub(crate) struct Rows<V, R: Rule<V>> {
 }
 
 /// Most bytes that a found row takes, runs included; lists may have twice the capacity they need.
-const FOUND_BYTES: usize = 12;
+pub(super) const FOUND_BYTES: usize = 12;
 
 /// There is always room to find this many keys, so a full table still serves its rows.
 pub(super) const FOUND_MIN: usize = 1024;
@@ -102,7 +102,9 @@ impl<V: Number, R: Rule<V>> Rows<V, R> {
                     range.count()
                 ));
             }
-            store.make_rows(0, range.count() as usize, range.begin()..=range.last(), memory)?;
+            let rows = range.count() as usize;
+            let all = range.begin()..=range.last();
+            store.make_rows(rows, (0..rows as u32, 0), all, memory)?;
         }
         Ok(store)
     }
@@ -113,20 +115,20 @@ impl<V: Number, R: Rule<V>> Rows<V, R> {
         self.rule.hidden(self.chunks.width())
     }
 
-    /// Makes `count` rows from `first` on, which is the next, for these keys.
+    /// Makes rows, `count` in all, and gives `rows` to these keys, of which the first `used` had
+    /// others.
     fn make_rows(
         &mut self,
-        first: usize,
         count: usize,
+        (rows, used): (impl Iterator<Item = u32>, usize),
         keys: impl Iterator<Item = u64>,
         memory: &Pool,
     ) -> Result<(), String> {
         let hidden = self.hidden();
-        self.chunks.grow(first + count, hidden, &mut self.memory, memory)?;
-        if hidden == 0 && self.start.is_zero() {
-            return Ok(());
-        }
-        for (row, key) in (first as u32..).zip(keys) {
+        self.chunks.grow(count, hidden, &mut self.memory, memory)?;
+        let is_filled = hidden == 0 && self.start.is_zero();
+        let rows = rows.take(if is_filled { used } else { usize::MAX });
+        for (row, key) in rows.zip(keys) {
             let row = self.chunks.row_mut(row, hidden, memory)?;
             self.start.fill(key, row.shown);
             // They are not, if there was no memory to insert this row before.
@@ -227,11 +229,12 @@ impl<V: Number, R: Rule<V>> Rows<V, R> {
         memory: &Pool,
     ) -> Result<(), String> {
         let Keys::Sparse(index) = &self.keys else { return Ok(()) };
-        let first = index.len();
-        if first + missing >= NO_ROW as usize {
+        let (rows, used) = index.next_rows(missing);
+        let count = index.rows() + missing - used;
+        if count >= NO_ROW as usize {
             return Err(format!("a shard holds at most {NO_ROW} rows"));
         }
-        self.make_rows(first, missing, keys, memory)
+        self.make_rows(count, (rows, used), keys, memory)
     }
 
     /// The row of a key, if it has one.
@@ -510,6 +513,19 @@ impl<V: Number, R: Rule<V>> Shard for Rows<V, R> {
             <R::Hidden as Value>::bytes_mut(row.hidden).copy_from_slice(hidden);
         }
         Ok(())
+    }
+
+    fn remove(&mut self, keys: &[u64]) -> Result<(), String> {
+        match &mut self.keys {
+            Keys::Dense(_) => Err("a dense table has all of its rows".to_owned()),
+            Keys::Sparse(index) => index.remove(keys, |_| {}).map_err(|error| error.to_string()),
+        }
+    }
+
+    fn footprint(&self, rows: usize, _values: usize) -> Option<usize> {
+        let Keys::Sparse(_) = &self.keys else { return None };
+        let others = FOUND_MIN * FOUND_BYTES + Index::footprint(rows);
+        Some(self.chunks.footprint(rows, self.hidden()) + others)
     }
 
     fn read(&mut self, request: &Request<'_>, into: &mut [u8]) {

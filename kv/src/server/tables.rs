@@ -346,7 +346,8 @@ impl Tables {
                 entry.push(&request, lanes.memory())?;
                 if MOVES {
                     let shard = (table, entry.range);
-                    forward(lanes, &mut entry.moving, &mut moves.counters, shard, &request)?;
+                    let applied = entry.shard.applied(&request);
+                    forward(lanes, &mut entry.moving, &mut moves.counters, shard, &applied)?;
                 }
                 lanes.answer(peer, timestamp)?;
                 message.advance();
@@ -359,7 +360,8 @@ impl Tables {
                 entry.push(&request, lanes.memory())?;
                 if MOVES {
                     let shard = (table, entry.range);
-                    forward(lanes, &mut entry.moving, &mut moves.counters, shard, &request)?;
+                    let applied = entry.shard.applied(&request);
+                    forward(lanes, &mut entry.moving, &mut moves.counters, shard, &applied)?;
                 }
             }
             if let Some(filters) = &mut entry.filters {

@@ -8,7 +8,7 @@ use super::handle::{Number, Rule};
 use super::index::Index;
 use super::initial::Start;
 use super::shard::{Extract, Pulled, Request, Shard};
-use super::store::{FOUND_MIN, accounts, make_room_to_find};
+use super::store::{FOUND_BYTES, FOUND_MIN, accounts, make_room_to_find};
 use crate::table::TableSpec;
 
 /// Bytes that the allocator adds to a row's values.
@@ -93,11 +93,12 @@ impl<V: Number, R: Rule<V>> VaryingRows<V, R> {
         missing: usize,
         growth: usize,
     ) -> caravan_van::Result<()> {
-        self.memory.reserve(&mut self.stored, missing)?;
+        let more = (self.index.len() + missing).saturating_sub(self.stored.len());
+        self.memory.reserve(&mut self.stored, more)?;
         self.memory.add(growth)?;
         let inserted = self.index.insert(keys, &mut self.rows, missing);
         match inserted {
-            Ok(()) => self.stored.resize_with(self.index.len(), Vec::new),
+            Ok(()) => self.stored.resize_with(self.index.rows(), Vec::new),
             Err(_) => self.memory.release(growth),
         }
         inserted
@@ -201,6 +202,23 @@ impl<V: Number, R: Rule<V>> Shard for VaryingRows<V, R> {
             V::bytes_mut(stored).copy_from_slice(mine);
         }
         Ok(())
+    }
+
+    fn remove(&mut self, keys: &[u64]) -> Result<(), String> {
+        let mut freed = 0;
+        let stored = &mut self.stored;
+        let removed = self.index.remove(keys, |row| {
+            let row = std::mem::take(&mut stored[row as usize]);
+            freed += row_bytes::<V>(row.capacity());
+        });
+        self.memory.release(freed);
+        removed.map_err(|error| error.to_string())
+    }
+
+    fn footprint(&self, rows: usize, values: usize) -> Option<usize> {
+        let list = (2 * rows + rows / 2 + 8) * size_of::<Vec<V>>(); // old and new one
+        let blocks = rows * 2 * BLOCK_BYTES + values * V::BYTES;
+        Some(blocks + list + FOUND_MIN * FOUND_BYTES + Index::footprint(rows))
     }
 
     fn read(&mut self, _request: &Request<'_>, into: &mut [u8]) {

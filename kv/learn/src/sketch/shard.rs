@@ -180,8 +180,8 @@ impl<C: Cell> Counts<C> {
     fn layout(&self) -> Layout {
         Layout {
             value: C::CODE.into(),
-            hashes: self.sketch.hashes.into(),
-            cells: self.sketch.cells() as u64,
+            hashes: self.sketch.hashes().into(),
+            cells: self.sketch.cells().len() as u64,
             first: self.range.begin(),
             last: self.range.last(),
         }
@@ -195,7 +195,7 @@ impl<C: Cell> Counts<C> {
     }
 
     fn halve(&mut self) -> Result<(), String> {
-        let cells = self.sketch.cells();
+        let cells = self.sketch.cells().len();
         if !self.sketch.halve() {
             return Err(format!("{cells} cells have no half: begin with an even number"));
         }
@@ -211,14 +211,14 @@ impl<C: Cell> Counts<C> {
             return Err(format!("sketches differ: {layout:?} cannot be added to {own:?}"));
         }
         let count = cells.len() / C::BYTES;
-        let is_there = from.checked_add(count).is_some_and(|end| end <= self.sketch.cells());
+        let is_there = from.checked_add(count).is_some_and(|end| end <= self.sketch.cells().len());
         if !is_there || !cells.len().is_multiple_of(C::BYTES) {
             return Err(format!("{} bytes are no cells from {from} on", cells.len()));
         }
         self.make_room(count)?;
         self.answer.resize(count, C::default());
         C::bytes_mut(&mut self.answer).copy_from_slice(cells);
-        let own = self.sketch.cells[from..].iter_mut();
+        let own = self.sketch.cells_mut()[from..].iter_mut();
         own.zip(&self.answer).for_each(|(cell, other)| *cell = cell.plus(*other));
         Ok(())
     }
@@ -252,7 +252,7 @@ impl<C: Cell> Shard for Counts<C> {
         _bytes_max: usize,
         extract: &mut Extract,
     ) -> Result<Option<u64>, String> {
-        let cells = C::bytes(&self.sketch.cells);
+        let cells = C::bytes(self.sketch.cells());
         if cells.len() > GIVEN_BYTES_MAX {
             return Err(format!(
                 "a sketch of {} bytes is over the {GIVEN_BYTES_MAX} that go to another server: \
@@ -285,9 +285,8 @@ impl<C: Cell> Shard for Counts<C> {
                 cells.len()
             ));
         }
-        self.sketch.cells.truncate(layout.cells as usize);
-        self.sketch.cells.shrink_to_fit();
-        C::bytes_mut(&mut self.sketch.cells).copy_from_slice(cells);
+        self.sketch.truncate(layout.cells as usize);
+        C::bytes_mut(self.sketch.cells_mut()).copy_from_slice(cells);
         self.memory.release((own.cells - layout.cells) as usize * C::BYTES);
         Ok(())
     }
@@ -308,7 +307,7 @@ impl<C: Cell> Shard for Counts<C> {
             Command::Halve => self.halve()?,
             Command::Merge { from, cells } => self.merge(from, cells)?,
             Command::Cells { from } => {
-                let cells = self.sketch.cells.get(from..).unwrap_or_default();
+                let cells = self.sketch.cells().get(from..).unwrap_or_default();
                 let cells = &cells[..cells.len().min(ANSWER_BYTES / C::BYTES)];
                 return Ok([&self.layout().bytes(), C::bytes(cells)].concat());
             }

@@ -114,10 +114,12 @@ impl Cut {
 }
 
 /// Keeps rows aside that a push is about to change, if a client is reading them. If that fails, the
-/// client hears of it, and the push goes on.
+/// client hears of it, and the push goes on. It removes no rows of a shard that moves or is read.
 #[cold]
 pub(super) fn keep(moving: &mut Option<Box<Moving>>, shard: &mut dyn Shard, keys: &[u64]) {
-    let Some(With::Reader(cut)) = moving.as_mut().map(|moving| &mut moving.with) else { return };
+    let Some(moving) = moving else { return };
+    shard.hold_rows();
+    let With::Reader(cut) = &mut moving.with else { return };
     if cut.failed.is_none()
         && let Err(reason) = cut.keep(shard, keys)
     {

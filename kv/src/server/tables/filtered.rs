@@ -64,7 +64,10 @@ pub(super) fn serve_filtered(
         keep(moving, &mut **shard, request.keys);
         shard.push(&request, &memory)?;
         governor.iter_mut().for_each(|governor| governor.applied(&request));
-        forward(lanes, moving, moves, (message.table(), *range), &request)?;
+        if moving.is_some() {
+            let applied = shard.applied(&request);
+            forward(lanes, moving, moves, (message.table(), *range), &applied)?;
+        }
     }
     if !request.pulls {
         return Ok(lanes.answer(peer, message.timestamp())?);

@@ -50,7 +50,7 @@ impl Tables {
                 let sender = (message.timestamp() >> 32) as u32;
                 let request =
                     Request { keys, lengths, values, ..Request::of(message, Op::Push, sender) };
-                entry.shard.push(&request, lanes.memory())?;
+                entry.shard.repeat(&request, lanes.memory())?;
             }
             Op::Own => {
                 if let Some(mut moving) = entry.moving.take() {

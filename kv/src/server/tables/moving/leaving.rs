@@ -55,8 +55,8 @@ pub(in crate::server::tables) fn forward(
     let Some(With::Newcomer(to)) = moving.as_mut().map(|moving| &mut moving.with) else {
         return Ok(());
     };
-    if !to.is_ready {
-        return Ok(()); // its rows will be copied after this push
+    if !to.is_ready || request.keys.is_empty() {
+        return Ok(()); // its rows will be copied after this push, or it has changed none
     }
     let draft = Draft {
         command: request.command,

@@ -1,0 +1,381 @@
+//! Goal: a table capped in bytes stays under its cap with every handle; what was evicted comes back
+//! as new; what is admitted counts once, also while shards move and checkpoints are written.
+//! Method: a shard of each handle, real servers, and whole clusters on the simulated van, against
+//! maps; memory is what the pool says. A failure of a simulation prints its seed;
+//! `CARAVAN_SEED=<seed> cargo test` replays it.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+#[path = "support/simulated.rs"]
+mod cluster;
+mod support;
+
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use caravan_kv::checkpoint::{Checkpoints, Folder};
+use caravan_kv::server::{Extract, Request};
+use caravan_kv::turnover::Turnover;
+use caravan_kv::{Handles, Placement, Shard, Table, TableSpec, ValueType, Worker};
+use caravan_van::sim::for_each_seed;
+use caravan_van::{KeyRange, Pool, Value};
+use cluster::{Draws, connect, start, weather};
+use proptest::prelude::*;
+use support::{Servers, any, config};
+
+const MIB: usize = 1 << 20;
+
+fn servers(count: usize) -> Servers {
+    Servers::start(any(), count, &config(64, 256 * MIB), &Handles::default())
+}
+
+fn table(worker: &mut Worker, turnover: Turnover) -> Table {
+    let spec = TableSpec::new(1, "sums", ValueType::I64, 1).turnover(turnover);
+    worker.create_table(&spec).unwrap()
+}
+
+fn push(worker: &mut Worker, table: Table, keys: &[u64]) {
+    let pushed = worker.push(table, keys, &vec![1_i64; keys.len()]).unwrap();
+    worker.wait(pushed).unwrap();
+}
+
+fn pull(worker: &mut Worker, table: Table, keys: &[u64]) -> Vec<i64> {
+    let pulled = worker.pull(table, keys).unwrap();
+    worker.wait(pulled).unwrap().values::<i64>().to_vec()
+}
+
+/// A push at this clock; `lengths` is empty if rows have one length.
+fn request<'a>(keys: &'a [u64], lengths: &'a [u32], values: &'a [u8], clock: u64) -> Request<'a> {
+    let (sender, command, range) = (1, 0, KeyRange::ALL);
+    let (pushes, pulls, rows) = (true, false, None);
+    Request { sender, command, clock, range, keys, lengths, values, pushes, pulls, rows }
+}
+
+/// Bytes of a pool that nobody can have any more. It takes the rest, a slot at a time.
+fn taken(pool: &Pool) -> usize {
+    let sizes = [64 << 10, 4 << 10, 512].into_iter();
+    let slots: Vec<_> =
+        sizes.flat_map(|size| std::iter::from_fn(move || pool.allocate(size).ok())).collect();
+    pool.bytes_max() - slots.iter().map(|slot| slot.len()).sum::<usize>()
+}
+
+/// Each handle, pushed many times as many rows as its cap has room for.
+#[test]
+fn a_cap_holds_with_every_handle() {
+    const CAP: usize = 2 * MIB;
+    let all = "add assign sub mul div min max sgd momentum adagrad adam ftrl";
+    let hides = ["momentum", "adagrad", "adam", "ftrl"];
+    for handle in all.split(' ') {
+        for width in [1, 8, 3000, 0] {
+            let spec = TableSpec::new(1, "t", ValueType::F32, width).handle(handle);
+            let turnover = Turnover { bytes_max: Some(CAP as u64), ..Turnover::default() };
+            let spec = spec.turnover(turnover);
+            let memory = Pool::new(16 * MIB);
+            let shard = Handles::default().build(&spec, KeyRange::ALL, &memory);
+            if width == 0 && hides.contains(&handle) {
+                assert!(shard.is_err(), "{handle}");
+                continue;
+            }
+            let mut shard = shard.unwrap();
+            let row = if width == 0 { 5 } else { width as usize };
+            let count = (4 * CAP / (row * 4 + 60) / 100).min(500);
+            let values = vec![1_f32; count * row];
+            let lengths = if width == 0 { vec![5; count] } else { Vec::new() };
+            for round in 0..100 {
+                let keys: Vec<u64> = (0..count as u64).map(|at| at * 4000 + round).collect();
+                let request = request(&keys, &lengths, f32::bytes(&values), round);
+                shard.push(&request, &memory).unwrap();
+            }
+            let taken = taken(&memory);
+            assert!(taken <= CAP && taken > CAP / 3, "{handle} of {width}: {taken} bytes");
+        }
+    }
+}
+
+fn rows_of(shard: &mut dyn Shard) -> BTreeMap<u64, i64> {
+    let mut rows = Extract::default();
+    assert_eq!(shard.give(0, usize::MAX, &mut rows), Ok(None));
+    let values = rows.values.chunks_exact(8).map(|row| i64::from_le_bytes(row.try_into().unwrap()));
+    rows.keys.iter().copied().zip(values).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+
+    /// Whatever comes, a row has the sum of what was pushed since it came: it was there before and
+    /// got it once, or it is new. Rows that a push names are never evicted for others of it.
+    #[test]
+    fn a_row_has_what_was_pushed_since_it_came(
+        pushes in prop::collection::vec((0_u64..40, prop::collection::btree_set(0_u64..5000, 0..400)), 1..40),
+        pushes_min in prop::option::of(1_u8..4),
+        probability in prop::option::of(0.2_f64..1.0),
+        idle_max in prop::option::of(0_u64..10),
+        score_min in prop::option::of(0.0_f32..2.0),
+        bytes_max in prop::option::of(310_000_u64..500_000),
+        is_varying: bool,
+    ) {
+        let decay = Some(0.9);
+        let cells = Some(1000);
+        let turnover =
+            Turnover { pushes_min, cells, probability, idle_max, score_min, decay, bytes_max };
+        let spec = TableSpec::new(1, "t", ValueType::I64, u32::from(!is_varying));
+        let memory = Pool::new(16 * MIB);
+        let spec = spec.turnover(turnover);
+        let mut shard = Handles::default().build(&spec, KeyRange::ALL, &memory).unwrap();
+        let mut before = BTreeMap::new();
+        for (clock, keys) in pushes {
+            let keys: Vec<u64> = keys.into_iter().collect();
+            let lengths = if is_varying { vec![1; keys.len()] } else { Vec::new() };
+            let ones = vec![1_i64; keys.len()];
+            shard.push(&request(&keys, &lengths, i64::bytes(&ones), clock), &memory).unwrap();
+            let rows = rows_of(&mut *shard);
+            for (key, sum) in &rows {
+                let had: i64 = before.get(key).copied().unwrap_or(0);
+                match keys.binary_search(key) {
+                    Ok(_) => prop_assert!(*sum == had + 1 || *sum == 1, "{} {} {}", key, had, sum),
+                    Err(_) => prop_assert_eq!(*sum, had),
+                }
+            }
+            if idle_max.is_none() && score_min.is_none() {
+                prop_assert!(keys.iter().all(|key| rows.contains_key(key) || !before.contains_key(key)));
+            }
+            if bytes_max.is_none() && probability.is_none() && pushes_min.unwrap_or(1) == 1 {
+                prop_assert!(keys.iter().all(|key| rows.contains_key(key)));
+            }
+            before = rows;
+        }
+    }
+}
+
+/// Rows that are pushed often stay, those that are pushed once go.
+#[test]
+fn rows_of_the_lowest_scores_go_first() {
+    let servers = servers(1);
+    let mut worker = servers.worker();
+    let turnover = Turnover { bytes_max: Some(MIB as u64), ..Turnover::default() };
+    let table = table(&mut worker, turnover);
+    let popular: Vec<u64> = (0..100).map(|key| key << 32).collect();
+    (0..2).for_each(|_| push(&mut worker, table, &popular));
+    for round in 1..200 {
+        let others: Vec<u64> = (0..500).map(|key| key << 32 | round).collect();
+        push(&mut worker, table, &others);
+    }
+    assert_eq!(pull(&mut worker, table, &popular), [2; 100]);
+    let firsts: Vec<u64> = (0..500).map(|key| key << 32 | 1).collect();
+    assert_eq!(pull(&mut worker, table, &firsts), [0; 500]);
+}
+
+/// The last keys of a push that has no room for all of them get no rows.
+#[test]
+fn a_push_of_more_rows_than_the_cap_keeps_the_first() {
+    let servers = servers(1);
+    let mut worker = servers.worker();
+    let turnover = Turnover { bytes_max: Some(MIB as u64), ..Turnover::default() };
+    let table = table(&mut worker, turnover);
+    let keys: Vec<u64> = (0..50_000).collect();
+    push(&mut worker, table, &keys);
+    let rows = pull(&mut worker, table, &keys);
+    let count = rows.iter().sum::<i64>() as usize;
+    assert!((1000..49_000).contains(&count) && rows[..count].iter().all(|row| *row == 1));
+    push(&mut worker, table, &keys[keys.len() - 10..]);
+    assert_eq!(pull(&mut worker, table, &keys[keys.len() - 10..]), [1; 10], "others went for them");
+}
+
+#[test]
+fn what_was_evicted_comes_back_as_new() {
+    let servers = servers(2);
+    let mut worker = servers.worker();
+    let table = table(&mut worker, Turnover { idle_max: Some(4), ..Turnover::default() });
+    let (old, busy) = ([3, u64::MAX - 3], [5, u64::MAX - 5]);
+    push(&mut worker, table, &old);
+    for clock in 1..=6 {
+        worker.set_clock(clock);
+        push(&mut worker, table, &busy);
+    }
+    assert_eq!(pull(&mut worker, table, &old), [0, 0], "they read as new");
+    assert_eq!(pull(&mut worker, table, &busy), [6, 6]);
+    push(&mut worker, table, &old);
+    assert_eq!(pull(&mut worker, table, &old), [1, 1], "and begin anew");
+}
+
+/// Keys count once from the push that admits them on, whether lists of keys are cached or not.
+#[test]
+fn what_is_admitted_counts_once() {
+    for cached in [false, true] {
+        let servers = servers(2);
+        let mut worker = servers.worker();
+        let turnover = Turnover { pushes_min: Some(3), ..Turnover::default() };
+        let table = table(&mut worker, turnover);
+        if cached {
+            worker.cache_keys(table).unwrap();
+        }
+        let mut counts: BTreeMap<u64, i64> = BTreeMap::new();
+        for round in 0_u64..40 {
+            let step = 1 + round % 3;
+            let keys: Vec<u64> =
+                (0..200).step_by(step as usize).map(|key| key << 56 | key).collect();
+            push(&mut worker, table, &keys);
+            keys.iter().for_each(|key| *counts.entry(*key).or_default() += 1);
+            let all: Vec<u64> = counts.keys().copied().collect();
+            let expected: Vec<i64> = counts.values().map(|count| (count - 2).max(0)).collect();
+            assert_eq!(pull(&mut worker, table, &all), expected, "round {round}");
+        }
+    }
+}
+
+#[test]
+fn a_probability_admits_its_share() {
+    let servers = servers(1);
+    let mut worker = servers.worker();
+    let table = table(&mut worker, Turnover { probability: Some(0.25), ..Turnover::default() });
+    let keys: Vec<u64> = (0..10_000).collect();
+    push(&mut worker, table, &keys);
+    let admitted = pull(&mut worker, table, &keys).iter().sum::<i64>();
+    assert!((2200..2800).contains(&admitted), "{admitted}");
+    push(&mut worker, table, &keys);
+    let twice = pull(&mut worker, table, &keys).iter().filter(|count| **count == 2).count() as i64;
+    assert_eq!(twice, admitted, "all that had a row");
+}
+
+/// A decayed count falls below the least.
+#[test]
+fn rows_of_low_scores_go() {
+    let servers = servers(1);
+    let mut worker = servers.worker();
+    let turnover = Turnover { score_min: Some(0.4), decay: Some(0.5), ..Turnover::default() };
+    let table = table(&mut worker, turnover);
+    (0..4).for_each(|_| push(&mut worker, table, &[1]));
+    push(&mut worker, table, &[2]);
+    worker.set_clock(2);
+    push(&mut worker, table, &[3]);
+    assert_eq!(pull(&mut worker, table, &[1, 2, 3]), [4, 0, 1], "1 has a score of 1, 2 of 0.25");
+}
+
+#[test]
+fn turnovers_that_cannot_be_are_refused_with_the_reason() {
+    let servers = Servers::start(any(), 1, &config(64, 256 * MIB), &support::handles());
+    let mut worker = servers.worker();
+    let spec = |turnover| TableSpec::new(1, "t", ValueType::I64, 1).turnover(turnover);
+    let none = Turnover::default();
+    let range = caravan_van::KeyRange::new(0, 9).unwrap();
+    for (spec, says) in [
+        (spec(Turnover { pushes_min: Some(0), ..none }), "pushes_min is 0"),
+        (spec(Turnover { cells: Some(0), ..none }), "cells is 0"),
+        (spec(Turnover { probability: Some(0.0), ..none }), "probability is 0"),
+        (spec(Turnover { decay: Some(1.5), ..none }), "decay is 1.5"),
+        (spec(Turnover { score_min: Some(f32::NAN), ..none }), "score_min"),
+        (spec(Turnover { bytes_max: Some(1 << 16), ..none }), "65536 of its bytes_max are for"),
+        (spec(none).keys(range).dense(), "a dense table"),
+        (spec(none).replicas(1), "copies of a shard"),
+        (spec(none).handle("clocked"), "its handle keep all rows"),
+    ] {
+        let said = worker.create_table(&spec).unwrap_err().to_string();
+        assert!(said.contains(says), "{said}");
+    }
+}
+
+const KEYS: u64 = 300;
+
+/// A table without eviction whose keys get rows with their second push, and one with a cap.
+fn moving() -> [TableSpec; 2] {
+    let turnovers = [
+        Turnover { pushes_min: Some(2), ..Turnover::default() },
+        Turnover { idle_max: Some(2), bytes_max: Some(3 << 19), ..Turnover::default() },
+    ];
+    let spec = |(id, turnover)| {
+        let keys = KeyRange::new(0, KEYS).unwrap();
+        let spec = TableSpec::new(id, "t", ValueType::I64, 1).keys(keys);
+        spec.placement(Placement::Even(2)).turnover(turnover)
+    };
+    let [a, b] = turnovers;
+    [(1, a), (2, b)].map(spec)
+}
+
+/// A worker alone pushes ones to keys, and reads each after each push. Once a row has come it
+/// counts on, and it is lost only where rows go.
+fn count(worker: &mut Worker, seed: u64, node: u64) {
+    let mut draws = Draws(seed << 8 | node);
+    let tables = moving().map(|spec| worker.create_table(&spec).unwrap());
+    let mut sums = [BTreeMap::new(), BTreeMap::new()];
+    for clock in 0..30 {
+        worker.set_clock(clock);
+        let keys: Vec<u64> =
+            (0..KEYS).filter(|key| key % 2 == node && draws.below(4) == 0).collect();
+        for (place, table) in tables.iter().enumerate() {
+            push(worker, *table, &keys);
+            let rows = pull(worker, *table, &keys);
+            for (key, sum) in keys.iter().zip(rows) {
+                let had = sums[place].insert(*key, sum).unwrap_or(0);
+                let is_new = sum == 1 && (place == 1 || had == 0);
+                let is_refused = place == 0 && (sum, had) == (0, 0);
+                assert!(sum == had + 1 || is_new || is_refused, "{place} {key}: {had}, {sum}");
+            }
+        }
+    }
+}
+
+#[test]
+fn nothing_admitted_is_lost_or_doubled_while_shards_move_and_are_read() {
+    for_each_seed(60, |seed| {
+        let network = caravan_van::sim::Network::new(seed, weather(seed));
+        let (addresses, stop) =
+            start(&network, 3, &Handles::default(), |server| server.move_by(300));
+        let workers: Vec<_> = (0..2)
+            .map(|node| {
+                let to = addresses.clone();
+                network.spawn(&format!("worker {node}"), move |network| {
+                    count(&mut connect(network, 100 + node as u32, &to), seed, node);
+                })
+            })
+            .collect();
+        let to = addresses.clone();
+        let mover = network.spawn("mover", move |network| {
+            let folder = tempfile::tempdir().unwrap();
+            let mut checkpoints = Checkpoints::new(Folder::new(folder.path()));
+            let mut draws = Draws(seed ^ 5);
+            let mut worker = connect(network, 98, &to);
+            let tables = moving().map(|spec| worker.create_table(&spec).unwrap());
+            for round in 0..12 {
+                network.sleep(Duration::from_micros(draws.below(300)));
+                if round % 4 == 3 {
+                    checkpoints.create(&mut worker, &moving()).unwrap();
+                }
+                let table = tables[draws.below(2) as usize];
+                let shards = worker.shards(table).unwrap();
+                let from = shards[draws.below(shards.len() as u64) as usize].range.begin();
+                let moved = worker.move_shard(table, from, draws.below(3) as usize).unwrap();
+                worker.wait(moved).unwrap();
+            }
+        });
+        for node in workers {
+            node.join().unwrap_or_else(|stopped| panic!("{stopped}"));
+        }
+        mover.join().unwrap_or_else(|stopped| panic!("{stopped}"));
+        stop.store(true, Ordering::Relaxed);
+    });
+}
+
+/// A checkpoint of a table with a cap comes back in another number of servers.
+#[test]
+fn rows_come_back_from_a_checkpoint() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut checkpoints = Checkpoints::new(Folder::new(folder.path()));
+    let turnover = Turnover { bytes_max: Some(4 << 20), idle_max: Some(3), ..Turnover::default() };
+    let spec = TableSpec::new(1, "sums", ValueType::I64, 1).turnover(turnover);
+    let keys: Vec<u64> = (0..3000).map(|key| key * (u64::MAX / 3000)).collect();
+    {
+        let servers = servers(2);
+        let mut worker = servers.worker();
+        let table = table(&mut worker, turnover);
+        (0..2).for_each(|_| push(&mut worker, table, &keys));
+        checkpoints.create(&mut worker, std::slice::from_ref(&spec)).unwrap();
+    }
+    let servers = servers(3);
+    let mut worker = servers.worker();
+    checkpoints.restore(&mut worker, 1).unwrap();
+    let table = worker.create_table(&spec).unwrap();
+    assert_eq!(pull(&mut worker, table, &keys), [2; 3000]);
+    worker.set_clock(9);
+    push(&mut worker, table, &keys);
+    assert_eq!(pull(&mut worker, table, &keys), [1; 3000], "they were idle for too long");
+}
