@@ -377,5 +377,8 @@ fn rows_come_back_from_a_checkpoint() {
     assert_eq!(pull(&mut worker, table, &keys), [2; 3000]);
     worker.set_clock(9);
     push(&mut worker, table, &keys);
+    assert_eq!(pull(&mut worker, table, &keys), [3; 3000], "they are as old as this push");
+    worker.set_clock(13);
+    push(&mut worker, table, &keys);
     assert_eq!(pull(&mut worker, table, &keys), [1; 3000], "they were idle for too long");
 }

@@ -35,9 +35,10 @@ pub(super) struct Changing {
     width: usize,
     /// This shard's share of the cap.
     bytes_max: usize,
-    /// The highest clock of a push, and that of the last look for rows that have to go.
+    /// The highest clock of a push.
     clock: u64,
-    looked_at: u64,
+    /// That of the last look for rows that have to go; `None` before the first push.
+    looked_at: Option<u64>,
     /// Whether the next push removes no rows.
     is_held: bool,
     part: Part,
@@ -102,7 +103,7 @@ impl Changing {
             width: spec.width as usize,
             bytes_max: turnover.bytes_max.map_or(usize::MAX, share),
             clock: 0,
-            looked_at: 0,
+            looked_at: None,
             is_held: false,
             part: Part::default(),
             buffers: Account::new(pool, format!("pushes to table {}", spec.name)),
@@ -142,10 +143,10 @@ impl Changing {
             (Some(idle), None) => (idle / 4).max(1),
             (_, Some(_)) => 1,
         };
-        if self.clock - self.looked_at < pause {
+        if self.looked_at.is_some_and(|at| self.clock - at < pause) {
             return Ok(());
         }
-        self.looked_at = self.clock;
+        self.looked_at = Some(self.clock);
         let (clock, decay) = (self.clock, self.turnover.decay());
         let goes = |entry: &Entry| {
             let is_idle = idle_max.is_some_and(|most| clock.saturating_sub(entry.clock) > most);
@@ -251,6 +252,11 @@ impl Changing {
         let Request { keys, lengths, values, .. } = *request;
         self.part.clear();
         self.clock = self.clock.max(request.clock);
+        if self.looked_at.is_none() {
+            // Rows that came from elsewhere are as old as the first push here.
+            self.known.entries.iter_mut().for_each(|entry| entry.clock = self.clock);
+            self.looked_at = Some(self.clock);
+        }
         if way.evicts() {
             self.evict_old()?;
         }
