@@ -7,11 +7,16 @@
 //! same turnover. Rows that were found for a remembered list of keys are not kept from one request
 //! to the next: they may have gone meanwhile.
 
+mod known;
+mod part;
+
 use std::mem::take;
 
-use caravan_van::{Account, KeyRange, Pool, Value};
+use caravan_van::{Account, KeyRange, Pool};
 
-use super::index::{Index, NO_ROW};
+use self::known::{Entry, Known};
+use self::part::{Incoming, Part};
+use super::index::NO_ROW;
 use super::shard::{Extract, Pulled, Request, Shard};
 use crate::consistency::Admission;
 use crate::filter::Draws;
@@ -44,14 +49,6 @@ pub(super) struct Changing {
     part: Part,
     /// Charged for `part` and the rows of the current request.
     buffers: Account,
-}
-
-/// Rows that come, with a push or from another shard.
-#[derive(Clone, Copy)]
-struct Incoming<'a> {
-    keys: &'a [u64],
-    lengths: &'a [u32],
-    values: &'a [u8],
 }
 
 /// What happens to keys without rows, and to the rows of others.
@@ -272,22 +269,6 @@ impl Changing {
     }
 }
 
-impl Incoming<'_> {
-    /// Whether each key has its values. If not, the rows say why.
-    fn is_sound(&self, width: usize) -> bool {
-        let Incoming { keys, lengths, values } = *self;
-        match width {
-            0 if lengths.len() != keys.len() => false,
-            0 => {
-                let rows: usize = lengths.iter().map(|length| *length as usize).sum();
-                if rows == 0 { values.is_empty() } else { values.len().is_multiple_of(rows) }
-            }
-            _ if keys.is_empty() => values.is_empty(),
-            _ => values.len().is_multiple_of(keys.len()),
-        }
-    }
-}
-
 impl Shard for Changing {
     fn admit(&self, request: &Request<'_>) -> Admission {
         self.rows.admit(request)
@@ -400,186 +381,5 @@ impl Gate {
 
     fn bytes(&self) -> usize {
         self.memory.bytes()
-    }
-}
-
-/// The keys that have rows.
-struct Known {
-    index: Index,
-    /// By number in the index.
-    entries: Vec<Entry>,
-    /// Numbers in the index of the current request's keys.
-    found: Vec<u32>,
-    /// Most values of all rows.
-    values: usize,
-    /// Charged for entries, and for a rank of each when rows are evicted.
-    memory: Account,
-}
-
-/// A key that has a row.
-#[derive(Debug, Clone, Copy, Default)]
-struct Entry {
-    /// The clock when a push named it last, and the score then.
-    clock: u64,
-    score: f32,
-    /// Most values that the row has had.
-    values: usize,
-}
-
-impl Entry {
-    fn score_at(&self, clock: u64, decay: f32) -> f32 {
-        match decay {
-            1.0 => self.score,
-            _ => self.score * decay.powf(clock.saturating_sub(self.clock) as f32),
-        }
-    }
-}
-
-impl Known {
-    /// Bytes of an entry and of its rank.
-    const ENTRY_BYTES: usize = size_of::<Entry>() + size_of::<(f32, u64, u64)>();
-
-    /// There is always room for this many.
-    const ENTRIES_MIN: usize = 64;
-
-    fn new(spec: &TableSpec, pool: &Pool) -> Known {
-        let account = || Account::new(pool, format!("rows of table {} that go", spec.name));
-        let (entries, found) = (Vec::new(), Vec::new());
-        Known { index: Index::new(account()), entries, found, values: 0, memory: account() }
-    }
-
-    /// Bytes that this takes for so many keys at most.
-    fn footprint(keys: usize) -> usize {
-        let entries = (keys + keys / 2).max(Self::ENTRIES_MIN);
-        Index::footprint(keys) + entries * Self::ENTRY_BYTES
-    }
-
-    fn iter(&self) -> impl Iterator<Item = (u64, &Entry)> {
-        self.index.from(0).map(|(key, row)| (key, &self.entries[row as usize]))
-    }
-
-    /// Finds the sorted `keys`.
-    fn find(&mut self, keys: &[u64]) {
-        self.found.clear();
-        self.index.find(keys, &mut self.found);
-    }
-
-    /// Makes room for more entries.
-    fn reserve(&mut self, more: usize) -> Result<(), String> {
-        let need = (self.index.len() + more).max(Self::ENTRIES_MIN);
-        let has = self.entries.capacity();
-        if need > has {
-            let room = need.max(has + has / 2);
-            let bytes = room * Self::ENTRY_BYTES;
-            self.memory.set(bytes).map_err(|error| error.to_string())?;
-            self.entries.reserve_exact(room - self.entries.len());
-        }
-        Ok(())
-    }
-
-    /// Enters a push of the found keys at `places`: `named` has each with its number of values.
-    fn enter(
-        &mut self,
-        places: &[u32],
-        named: impl Iterator<Item = (u64, usize)> + Clone,
-        clock: u64,
-        decay: f32,
-    ) -> Result<(), String> {
-        for (to, at) in places.iter().enumerate() {
-            self.found[to] = self.found[*at as usize]; // places ascend
-        }
-        self.found.truncate(places.len());
-        let missing = self.found.iter().filter(|row| **row == NO_ROW).count();
-        if missing > 0 {
-            self.reserve(missing)?;
-            let keys: Vec<u64> = named.clone().map(|(key, _)| key).collect();
-            let inserted = self.index.insert(&keys, &mut self.found, missing);
-            inserted.map_err(|error| error.to_string())?;
-            self.entries.resize(self.index.rows(), Entry::default());
-        }
-        for (row, (_, values)) in self.found.iter().zip(named) {
-            let entry = &mut self.entries[*row as usize];
-            let score = entry.score_at(clock, decay) + 1.0;
-            let most = entry.values.max(values);
-            self.values += most - entry.values;
-            *entry = Entry { clock, score, values: most };
-        }
-        Ok(())
-    }
-
-    /// Forgets the sorted `keys`.
-    fn remove(&mut self, keys: &[u64]) -> Result<(), String> {
-        let Known { index, entries, values, .. } = self;
-        let removed = index.remove(keys, |row| *values -= take(&mut entries[row as usize]).values);
-        removed.map_err(|error| error.to_string())
-    }
-}
-
-/// The part of what comes that gets rows, or had them.
-#[derive(Default)]
-struct Part {
-    places: Vec<u32>,
-    /// Whether it is all of it; there are no copies then.
-    is_whole: bool,
-    keys: Vec<u64>,
-    lengths: Vec<u32>,
-    /// The values, aligned, of which the first `bytes` bytes count.
-    values: Vec<u64>,
-    bytes: usize,
-}
-
-impl Part {
-    /// Bytes that a key takes here and among the found ones, without its values.
-    const KEY_BYTES: usize = 3 * size_of::<u32>() + size_of::<u64>();
-
-    /// All of what comes.
-    fn clear(&mut self) {
-        self.places.clear();
-        self.is_whole = true;
-    }
-
-    /// Copies the rows at its places, unless these are all.
-    fn copy(&mut self, incoming: Incoming<'_>) {
-        let Incoming { keys, lengths, values } = incoming;
-        self.is_whole = self.places.len() == keys.len();
-        if self.is_whole {
-            return;
-        }
-        let all: usize = lengths.iter().map(|length| *length as usize).sum();
-        let size = if lengths.is_empty() { keys.len() } else { all };
-        let size = values.len().checked_div(size).unwrap_or(0);
-        let bytes_of = |at: usize| lengths.get(at).map_or(1, |length| *length as usize) * size;
-        (self.keys.clear(), self.lengths.clear());
-        self.values.resize(values.len().div_ceil(8), 0);
-        let room = u64::bytes_mut(&mut self.values);
-        let (mut from, mut to) = (0, 0);
-        let mut next = self.places.iter().peekable();
-        for (at, key) in keys.iter().enumerate() {
-            let bytes = bytes_of(at);
-            if next.next_if(|place| **place as usize == at).is_some() {
-                self.keys.push(*key);
-                self.lengths.extend(lengths.get(at));
-                room[to..to + bytes].copy_from_slice(&values[from..from + bytes]);
-                to += bytes;
-            }
-            from += bytes;
-        }
-        self.bytes = to;
-    }
-
-    /// The rows of it.
-    fn rows<'a>(&'a self, incoming: Incoming<'a>) -> Incoming<'a> {
-        if self.is_whole {
-            return incoming;
-        }
-        let values = &u64::bytes(&self.values)[..self.bytes];
-        Incoming { keys: &self.keys, lengths: &self.lengths, values }
-    }
-
-    /// The push of it.
-    fn of<'a>(&'a self, request: &Request<'a>) -> Request<'a> {
-        let Request { keys, lengths, values, .. } = *request;
-        let Incoming { keys, lengths, values } = self.rows(Incoming { keys, lengths, values });
-        Request { keys, lengths, values, rows: None, ..*request }
     }
 }
