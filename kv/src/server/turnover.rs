@@ -178,10 +178,7 @@ impl Changing {
     /// If there is no room for rows that get longer, or memory is short.
     fn receive(&mut self, incoming: Incoming<'_>, way: Way) -> Result<(), String> {
         let Incoming { keys, lengths, values } = incoming;
-        let bytes = keys.len() * Part::KEY_BYTES + values.len();
-        if bytes > self.buffers.bytes() {
-            self.buffers.set(bytes).map_err(|error| error.to_string())?;
-        }
+        self.charge(keys.len() * Part::KEY_BYTES)?;
         self.part.clear();
         self.known.find(keys);
         for (at, (key, row)) in keys.iter().zip(&self.known.found).enumerate() {
@@ -192,12 +189,23 @@ impl Changing {
         if self.bytes_max < usize::MAX {
             self.make_room(keys, lengths, way)?;
         }
-        self.part.copy(incoming);
+        if self.part.places.len() < keys.len() {
+            self.charge(keys.len() * Part::KEY_BYTES + values.len())?;
+            self.part.copy(incoming);
+        }
         let Part { places, .. } = &self.part;
         let (clock, decay) = (self.clock, self.turnover.decay());
         let length = |at: u32| lengths.get(at as usize).map_or(self.width, |it| *it as usize);
         let named = places.iter().map(|at| (keys[*at as usize], length(*at)));
         self.known.enter(places, named, clock, decay)
+    }
+
+    /// Charges `buffers` for a request that needs more than those before.
+    fn charge(&mut self, bytes: usize) -> Result<(), String> {
+        if bytes <= self.buffers.bytes() {
+            return Ok(());
+        }
+        self.buffers.set(bytes).map_err(|error| error.to_string())
     }
 
     /// Evicts rows until there is room for those that come. Where that is not enough, the last keys

@@ -51,13 +51,10 @@ impl Part {
         self.is_whole = true;
     }
 
-    /// Copies the rows at its places, unless these are all.
+    /// Copies the rows at its places, which are not all.
     pub(super) fn copy(&mut self, incoming: Incoming<'_>) {
         let Incoming { keys, lengths, values } = incoming;
-        self.is_whole = self.places.len() == keys.len();
-        if self.is_whole {
-            return;
-        }
+        self.is_whole = false;
         let all: usize = lengths.iter().map(|length| *length as usize).sum();
         let size = if lengths.is_empty() { keys.len() } else { all };
         let size = values.len().checked_div(size).unwrap_or(0);
