@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::consistency::{Consistency, Model};
 use crate::error::{Error, Result};
-use crate::filter::Filters;
+use crate::filter::{Filters, Named};
 use crate::map::Placement;
 use crate::node::is_within;
 use crate::turnover::Turnover;
@@ -184,6 +184,10 @@ pub struct TableSpec {
     /// Filters that make its messages smaller.
     #[serde(default, skip_serializing_if = "Filters::is_none")]
     pub filters: Filters,
+    /// Filters from outside this crate, which are registered under these names at workers and
+    /// servers, in the order in which pushes pass them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub own_filters: Vec<Named>,
     /// When its requests are executed; as they come if it has no model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub consistency: Option<Consistency>,
@@ -227,6 +231,7 @@ impl TableSpec {
             initial: Initial::Zero,
             placement: Placement::default(),
             filters: Filters::NONE,
+            own_filters: Vec::new(),
             consistency: None,
             once: false,
             replicas: 0,
@@ -281,6 +286,18 @@ impl TableSpec {
     pub fn filters(mut self, filters: Filters) -> Self {
         self.filters = filters;
         self
+    }
+
+    /// The same table with one more filter of
+    /// [`OwnFilters`](crate::filter::OwnFilters), and its settings.
+    pub fn own_filter(mut self, name: &str, options: serde_json::Value) -> Self {
+        self.own_filters.push(Named { name: name.to_owned(), options });
+        self
+    }
+
+    /// Whether it has filters of any kind.
+    pub(crate) fn has_filters(&self) -> bool {
+        !self.filters.is_none() || !self.own_filters.is_empty()
     }
 
     /// The same table under a consistency model, for `workers` workers. Each calls

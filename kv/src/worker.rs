@@ -31,7 +31,7 @@ pub(crate) use self::waiting::{Waits, Watch};
 use crate::config::REQUEST_TIMEOUT;
 use crate::cost::Cost;
 use crate::error::{Error, Result, with_sources};
-use crate::filter::Outstanding;
+use crate::filter::{Outstanding, OwnFilters};
 use crate::runs::Coded;
 use crate::tracker::{Answer, Callback, RequestKind, Timestamp, Tracker};
 
@@ -68,6 +68,7 @@ pub struct Worker {
     coded: Coded,
     /// Whether any table has filters.
     has_filters: bool,
+    own_filters: OwnFilters,
     waits: Waits,
 }
 
@@ -138,6 +139,7 @@ impl Worker {
             implied: Vec::new(),
             coded: Coded::default(),
             has_filters: false,
+            own_filters: OwnFilters::default(),
             waits,
         };
         worker.living().into_iter().for_each(|server| worker.enter_peer(server));

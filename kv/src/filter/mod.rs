@@ -13,6 +13,7 @@
 //! | `zero` `<` | values that are 0, for a bit each | no | `zero.rs` |
 //! | `narrow` `<` | half of each f64, if all are f32 | no | `narrow.rs` |
 //! | `quantize` | all but 1 to 3 bytes of each value, rounded without bias | yes | `quantize.rs` |
+//! | own | what filters of your own leave out | as they say | `own.rs` |
 //! | `key-cache` | keys that the server received before | no | `key_cache.rs` |
 //! | `snappy` `<` | repetitions; keys become differences | no | `caravan_van::wire` |
 //!
@@ -42,6 +43,8 @@ mod draws;
 mod key_cache;
 mod lru;
 mod narrow;
+mod noise;
+mod own;
 mod quantize;
 mod signature;
 mod significant;
@@ -56,6 +59,8 @@ pub use draws::Draws;
 pub(crate) use draws::mix;
 pub use key_cache::{KeyCacheCounters, REMEMBERED_BYTES_MAX};
 pub(crate) use key_cache::{List, Outstanding, Remembered, Sent, Signed};
+pub(crate) use own::Own;
+pub use own::{End, Filter, Named, OwnFilters};
 pub use signature::Signer;
 pub use spec::Filters;
 pub(crate) use stack::FILTERED;

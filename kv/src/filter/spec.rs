@@ -86,7 +86,7 @@ impl Filters {
         let refuse = |what: &str, why: &str| {
             Err(Error::Config(format!("table {} cannot have {what}: {why}", spec.name)))
         };
-        let floats = matches!(spec.value, ValueType::F32 | ValueType::F64);
+        let exact = why_exact(spec);
         let in_unit = |share: f64| share > 0.0 && share <= 1.0;
         match *self {
             Filters { quantize: Some(bytes), .. } if !Self::QUANTIZE_BYTES.contains(&bytes) => {
@@ -98,14 +98,9 @@ impl Filters {
             Filters { significant: Some(t), .. } if !(t > 0.0 && t.is_finite()) => {
                 refuse("this significant", "it takes a threshold above 0")
             }
-            _ if self.is_lossy() && !floats => refuse(
-                "skip, significant or quantize",
-                "they are for f32 and f64, and counts are exact",
-            ),
-            _ if self.is_lossy() && NOT_SUMS.contains(&&*spec.handle) => refuse(
-                "skip, significant or quantize",
-                "its handle does not add up pushes, so what one lacks is lost instead of evened out",
-            ),
+            _ if self.is_lossy() && exact.is_some() => {
+                refuse("skip, significant or quantize", exact.unwrap_or_default())
+            }
             Filters { skip, significant, .. }
                 if (skip.is_some() || significant.is_some()) && spec.width == 0 =>
             {
@@ -120,6 +115,16 @@ impl Filters {
             _ => Ok(()),
         }
     }
+}
+
+/// Why nothing lossy may be done to pushes of a table, if so.
+pub(super) fn why_exact(spec: &TableSpec) -> Option<&'static str> {
+    if !matches!(spec.value, ValueType::F32 | ValueType::F64) {
+        return Some("lossy filters are for f32 and f64, and counts are exact");
+    }
+    NOT_SUMS.contains(&&*spec.handle).then_some(
+        "its handle does not add up pushes, so what one lacks is lost instead of evened out",
+    )
 }
 
 impl FromStr for Filters {

@@ -5,6 +5,7 @@ use caravan_van::{Buffer, Draft, Message, Pool, Values};
 
 use super::draws::Draws;
 use super::key_cache::{KEYS_MIN, Sent, Signed};
+use super::own::{self, Own, OwnFilters};
 use super::significant::Kept;
 use super::skip::Skip;
 use super::spec::Filters;
@@ -19,6 +20,7 @@ const SIGNATURE_BYTES: usize = 8;
 /// The filters at a worker.
 pub(crate) struct AtWorker {
     filters: Filters,
+    own: Own,
     lossless: bool,
     pub(crate) sent: Option<Sent>,
     skip: Option<Skip>,
@@ -34,15 +36,17 @@ pub(crate) struct AtWorker {
 
 impl AtWorker {
     /// The filters at worker `node`, which has random streams of its own.
-    pub(crate) fn new(spec: &TableSpec, node: u32) -> AtWorker {
+    pub(crate) fn new(spec: &TableSpec, own: Own, node: u32) -> AtWorker {
         let filters = spec.filters;
         let stream = |number| {
             let table = u64::from(spec.id) << 2 | number;
             Draws::new(filters.seed, u64::from(node) << 34 | table)
         };
         let width = spec.width as usize;
+        let only_names_keys = own.is_none() && only_names_keys(&filters);
         AtWorker {
             filters,
+            own,
             lossless: false,
             sent: filters.key_cache.then(Sent::new),
             skip: filters.skip.map(|share| Skip::new(share, stream(0))),
@@ -51,7 +55,7 @@ impl AtWorker {
             carrying: Vec::new(),
             keys: Vec::new(),
             traffic: Traffic::default(),
-            pass_keys: if only_names_keys(&filters) { KEYS_MIN } else { 0 },
+            pass_keys: if only_names_keys { KEYS_MIN } else { 0 },
             passed: Passed::default(),
         }
     }
@@ -86,7 +90,7 @@ impl AtWorker {
         pushed: &[u8],
         check: impl FnOnce(&[u64]) -> Result<()>,
     ) -> Result<Option<Signed>> {
-        if self.filters.is_lossy() {
+        if self.filters.is_lossy() || self.own.is_lossy() {
             check_finite(spec, pushed)?;
         }
         match &mut self.sent {
@@ -123,14 +127,20 @@ impl AtWorker {
     ) -> Result<Passage> {
         let raw_bytes = size_of_val(draft.keys) + size_of_val(draft.lengths) + pushed.len();
         let mut passage = Passage::new(raw_bytes);
-        if !self.filters.makes_blocks() || draft.lengths.is_empty() && pushed.is_empty() {
+        let makes_blocks = self.filters.makes_blocks();
+        let is_idle = self.own.is_none() && !makes_blocks;
+        if is_idle || draft.lengths.is_empty() && pushed.is_empty() {
             return Ok(passage);
         }
+        let changed = match self.own.is_lossy() && !self.lossless {
+            true => Some(self.own.change(spec, pushed, pool)?),
+            false => None,
+        };
+        let values = changed.as_deref().unwrap_or(pushed);
         let selects = self.skip.is_some() || self.significant.is_some();
         let selected = match selects {
             true => {
-                let push =
-                    Push { keys: draft.keys, values: pushed, clock: draft.clock, drops_keys };
+                let push = Push { keys: draft.keys, values, clock: draft.clock, drops_keys };
                 Some(
                     with_type!(spec.value, V => select::<V>(self, spec, push, pool, &mut passage))?,
                 )
@@ -148,24 +158,39 @@ impl AtWorker {
             lengths: draft.lengths,
             carrying: (selects && !drops_keys).then_some(&self.carrying[..]),
             count: draft.keys.len(),
-            values: selected.as_deref().unwrap_or(pushed),
+            values: selected.as_deref().unwrap_or(values),
         };
         let draws = &mut self.draws;
-        let made =
-            with_type!(spec.value, V => make_block::<V>(&filters, draws, rows, pool, &mut passage));
+        let made = match makes_blocks {
+            true => {
+                with_type!(spec.value, V => make_block::<V>(&filters, draws, rows, pool, &mut passage))
+            }
+            false => Ok(None),
+        };
         let made = made.map_err(|why| {
             Error::Config(format!("a push to table {} cannot be filtered: {why}", spec.name))
         })?;
-        match (made, selected) {
-            (Some(Block { bytes, holds_lengths }), _) => {
-                draft.op |= FILTERED;
+        let is_block = made.is_some();
+        let bytes = match made {
+            Some(Block { bytes, holds_lengths }) => {
                 if holds_lengths {
                     draft.lengths = &[];
                 }
-                draft.values = Values::Copied(block.insert(bytes));
+                Some(bytes)
             }
-            (None, Some(selected)) => draft.values = Values::Copied(block.insert(selected)),
-            (None, None) => {}
+            None => selected.or(changed),
+        };
+        let limit = own::limit(spec, draft.keys.len());
+        let values = bytes.as_deref().unwrap_or(pushed);
+        let coded = self.own.encode(is_block, values, limit, pool)?;
+        if let Some(coded) = &coded {
+            passage.through(Stage::Own, coded.len(), values.len());
+        }
+        if is_block || coded.is_some() {
+            draft.op |= FILTERED;
+        }
+        if let Some(bytes) = coded.or(bytes) {
+            draft.values = Values::Copied(block.insert(bytes));
         }
         Ok(passage)
     }
@@ -198,7 +223,8 @@ impl AtWorker {
         let reason = |error: caravan_van::Error| error.to_string();
         let is_block = message.op() & FILTERED != 0;
         let message = if is_block { message.kept(pool).map_err(reason)? } else { message };
-        match receive(spec, &message, 0, pool, &mut self.traffic.received)? {
+        // Own filters are for pushes alone.
+        match receive(spec, &mut Own::default(), &message, 0, pool, &mut self.traffic.received)? {
             None => Ok(message),
             Some(decoded) => {
                 let Decoded { ref lengths, values, .. } = decoded;
@@ -212,6 +238,7 @@ impl AtWorker {
 pub(crate) struct AtServer {
     /// Those that apply to answers.
     filters: Filters,
+    own: Own,
     coding: Coding,
     traffic: Traffic,
     /// No stage changes a request that carries its keys.
@@ -221,19 +248,25 @@ pub(crate) struct AtServer {
 
 impl AtServer {
     /// The filters of a table with this specification, if it has any.
-    pub(crate) fn new(spec: &TableSpec) -> Option<Box<AtServer>> {
+    ///
+    /// # Errors
+    /// As [`OwnFilters::make`].
+    pub(crate) fn new(spec: &TableSpec, known: &OwnFilters) -> Result<Option<Box<AtServer>>> {
+        let own = known.make(spec, None)?;
         let Filters { mask, zero, narrow, snappy, .. } = spec.filters;
         let filters = Filters { mask, zero, narrow, snappy, ..Filters::NONE };
         let coding = if snappy { Coding::compact() } else { Coding::plain() };
-        (!spec.filters.is_none()).then(|| {
+        let only_names_keys = own.is_none() && spec.width > 0 && only_names_keys(&spec.filters);
+        Ok(spec.has_filters().then(|| {
             Box::new(AtServer {
                 filters,
+                own,
                 coding,
                 traffic: Traffic::default(),
-                only_names_keys: spec.width > 0 && only_names_keys(&spec.filters),
+                only_names_keys,
                 passed: Passed::default(),
             })
-        })
+        }))
     }
 
     /// Whether a request and its answer bypass the filters; counts it if so.
@@ -264,7 +297,7 @@ impl AtServer {
         keys: usize,
         pool: &Pool,
     ) -> Result<Option<Decoded>, String> {
-        receive(spec, message, keys, pool, &mut self.traffic.received)
+        receive(spec, &mut self.own, message, keys, pool, &mut self.traffic.received)
     }
 
     /// Encodes an answer's values and their numbers, and passes the result to `post`: whether the
@@ -314,6 +347,7 @@ fn only_names_keys(filters: &Filters) -> bool {
 /// Decodes a message for `keys` keys, and counts it.
 fn receive(
     spec: &TableSpec,
+    own: &mut Own,
     message: &Message,
     keys: usize,
     pool: &Pool,
@@ -328,12 +362,21 @@ fn receive(
         _ => {
             // Counts first and reads then: what a peer can still write may differ in between.
             assert!(message.lent().is_none(), "a block is decoded from a copy");
-            let decoded = stack::decode(spec, message.values(), pool)?;
+            let undone = own.decode(message.values(), own::limit(spec, keys), pool)?;
+            let coded = undone.as_ref().map(|(_, bytes)| bytes.len());
+            let decoded = match undone {
+                Some((false, values)) => Decoded::plain(values, pool),
+                Some((true, block)) => stack::decode(spec, &block, pool)?,
+                None => stack::decode(spec, message.values(), pool)?,
+            };
             if decoded.lengths.is_some() && lengths > 0 {
                 return Err("numbers of values are in the block and beside it".to_owned());
             }
             passage = Passage::new(key_bytes + lengths + decoded.raw_bytes);
             decoded.sizes.pass(&mut passage);
+            if let Some(coded) = coded {
+                passage.through(Stage::Own, values, coded);
+            }
             Some(decoded)
         }
     };

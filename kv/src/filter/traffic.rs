@@ -12,19 +12,21 @@ pub enum Stage {
     Zero,
     Narrow,
     Quantize,
+    Own,
     KeyCache,
     Snappy,
 }
 
 impl Stage {
     /// All stages.
-    pub const ALL: [Stage; 8] = [
+    pub const ALL: [Stage; 9] = [
         Stage::Skip,
         Stage::Significant,
         Stage::Mask,
         Stage::Zero,
         Stage::Narrow,
         Stage::Quantize,
+        Stage::Own,
         Stage::KeyCache,
         Stage::Snappy,
     ];
@@ -38,6 +40,7 @@ impl Stage {
             Stage::Zero => "zero",
             Stage::Narrow => "narrow",
             Stage::Quantize => "quantize",
+            Stage::Own => "own",
             Stage::KeyCache => "key-cache",
             Stage::Snappy => "snappy",
         }
@@ -148,7 +151,8 @@ mod tests {
             traffic.sent.iter().map(|flow| (flow.bytes_in, flow.bytes_out)).collect();
         let same = |bytes| (bytes, bytes);
         assert_eq!(ends[..3], [same(100), same(100), (100, 70)]);
-        assert_eq!(ends[3..], [same(70), same(70), same(70), (70, 30), same(30)]);
-        assert_eq!(traffic.plus(&traffic).sent[6], Flow { bytes_in: 140, bytes_out: 60 });
+        assert_eq!(ends[3..7], [same(70); 4]);
+        assert_eq!(ends[7..], [(70, 30), same(30)]);
+        assert_eq!(traffic.plus(&traffic).sent[7], Flow { bytes_in: 140, bytes_out: 60 });
     }
 }

@@ -29,6 +29,7 @@ use super::store::Rows;
 use super::turnover::Changing;
 use super::varying::VaryingRows;
 use crate::consistency::{Consistency, Controller};
+use crate::filter::OwnFilters;
 use crate::node::{Responder, Responders};
 use crate::table::{Initial, TableSpec, ValueType, with_type};
 
@@ -141,6 +142,7 @@ pub struct Handles {
     handles: HashMap<String, Handle>,
     controllers: Option<Arc<MakeController>>,
     responders: Responders,
+    filters: OwnFilters,
 }
 
 type MakeController = dyn Fn(&Consistency, KeyRange) -> Option<Box<dyn Controller>> + Send + Sync;
@@ -174,7 +176,8 @@ macro_rules! optimiser {
 impl Default for Handles {
     fn default() -> Self {
         let (handles, responders) = (HashMap::new(), Responders::default());
-        let handles = Handles { handles, controllers: None, responders };
+        let filters = OwnFilters::default();
+        let handles = Handles { handles, controllers: None, responders, filters };
         let handles = handles.with_rows("add", build_add);
         let handles = handles.with_rows("assign", build_assign);
         let operators = operators::NAMES.into_iter();
@@ -247,6 +250,17 @@ impl Handles {
     ) -> Self {
         self.responders.insert(name, make);
         self
+    }
+
+    /// Sets the filters that tables may name; workers have the same
+    /// ([`Worker::set_filters`](crate::Worker::set_filters)).
+    pub fn with_filters(mut self, filters: OwnFilters) -> Self {
+        self.filters = filters;
+        self
+    }
+
+    pub(crate) fn filters(&self) -> &OwnFilters {
+        &self.filters
     }
 
     pub(crate) fn responders(&self) -> &Responders {

@@ -6,7 +6,7 @@ use serde::de::DeserializeOwned;
 
 use super::{Moves, Server, Worker};
 use crate::error::{Error, Result};
-use crate::filter::{AtWorker, KeyCacheCounters, Sent, Traffic};
+use crate::filter::{AtWorker, KeyCacheCounters, Own, OwnFilters, Sent, Traffic};
 use crate::map::{Created, Map, Placed};
 use crate::node::within;
 use crate::table::{TableSpec, ValueType};
@@ -97,11 +97,18 @@ impl TableState {
 
     /// The table's filters, created if there are none.
     fn filters(&mut self, node: u32) -> &mut AtWorker {
-        self.filters.get_or_insert_with(|| Box::new(AtWorker::new(&self.spec, node)))
+        let make = || Box::new(AtWorker::new(&self.spec, Own::default(), node));
+        self.filters.get_or_insert_with(make)
     }
 }
 
 impl Worker {
+    /// Sets the filters that tables may name; servers have the same
+    /// ([`Handles::with_filters`](crate::Handles::with_filters)).
+    pub fn set_filters(&mut self, filters: OwnFilters) {
+        self.own_filters = filters;
+    }
+
     /// Creates a table on all servers, or joins it if there is an equal one of that id in its
     /// namespace.
     ///
@@ -113,6 +120,7 @@ impl Worker {
         let range = spec.range()?;
         spec.filters.check(spec)?;
         spec.check_consistency()?;
+        self.own_filters.make(spec, Some(self.endpoint.lanes.node()))?;
         let spec = &spec.clone().namespace(&within(&self.namespace, &spec.namespace));
         let text = serde_json::to_vec(spec)?;
         let place = loop {
@@ -146,7 +154,10 @@ impl Worker {
             other => other,
         })?;
         let known = self.tables.iter().position(|known| known.number == number);
-        let place = known.unwrap_or_else(|| self.enter_table(number, spec, range, map));
+        let place = match known {
+            Some(place) => place,
+            None => self.enter_table(number, spec, range, map)?,
+        };
         self.enter_claims(place, told[0], &first);
         for (&server, reply) in told[1..].iter().zip(&others.replies) {
             let created = self.read_reply(server, RequestKind::Create, reply)?;
@@ -156,13 +167,20 @@ impl Worker {
     }
 
     /// Gives a new table a place; returns it.
-    fn enter_table(&mut self, number: u32, spec: &TableSpec, range: KeyRange, map: Map) -> usize {
+    fn enter_table(
+        &mut self,
+        number: u32,
+        spec: &TableSpec,
+        range: KeyRange,
+        map: Map,
+    ) -> Result<usize> {
         // Another table of that id is one that somebody has dropped.
         let is_old = |it: &TableState| it.spec.id == spec.id && it.spec.namespace == spec.namespace;
         self.forget_tables(is_old);
         let coding = if spec.filters.snappy { Coding::compact() } else { Coding::plain() };
         let node = self.endpoint.lanes.node();
-        let filters = (!spec.filters.is_none()).then(|| Box::new(AtWorker::new(spec, node)));
+        let own = self.own_filters.make(spec, Some(node))?;
+        let filters = spec.has_filters().then(|| Box::new(AtWorker::new(spec, own, node)));
         let row_bytes = spec.row_bytes();
         let mut map = map;
         if spec.replicas > 0 {
@@ -199,7 +217,7 @@ impl Worker {
             Some(free) => *free = state,
             None => self.tables.push(state),
         }
-        place
+        Ok(place)
     }
 
     /// Enters a server's claims to shards of a table.
@@ -289,7 +307,7 @@ impl Worker {
         let used = self.tables.iter().rposition(|it| it.number != 0).map_or(0, |last| last + 1);
         self.tables.truncate(used);
         self.tables.shrink_to_fit();
-        self.has_filters = self.tables.iter().any(|it| !it.spec.filters.is_none());
+        self.has_filters = self.tables.iter().any(|it| it.spec.has_filters());
     }
 
     /// Asks the first server thread, which numbers the tables; returns its answer.

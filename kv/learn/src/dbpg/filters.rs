@@ -309,7 +309,7 @@ impl Counted {
         if !filters.table.is_none() {
             for stage in Stage::ALL {
                 let [sent, received] =
-                    [sent, received].map(|flows: &[Flow; 8]| flows[stage as usize]);
+                    [sent, received].map(|flows: &[Flow; Stage::ALL.len()]| flows[stage as usize]);
                 let before = Bytes { pushed: sent.bytes_in, pulled: received.bytes_in };
                 end = Bytes { pushed: sent.bytes_out, pulled: received.bytes_out };
                 rows.push(FilterTraffic::new(stage.name(), before, end));

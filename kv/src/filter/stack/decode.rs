@@ -23,6 +23,15 @@ pub(crate) struct Decoded {
     _memory: Account,
 }
 
+impl Decoded {
+    /// Values that are no block.
+    pub(in crate::filter) fn plain(values: Buffer, pool: &Pool) -> Decoded {
+        let (raw_bytes, sizes) = (values.len(), Sizes::default());
+        let _memory = Account::new(pool, "a block's numbers of values");
+        Decoded { lengths: None, values, raw_bytes, sizes, _memory }
+    }
+}
+
 /// A received block, cut into its parts, whose sizes were checked to be consistent.
 struct Parts<'a> {
     stages: u8,

@@ -84,7 +84,8 @@ impl Known {
         handles: &Handles,
         pool: &Pool,
     ) -> Result<Entry, String> {
-        let filters = AtServer::new(&self.spec);
+        let filters = AtServer::new(&self.spec, handles.filters());
+        let filters = filters.map_err(|error| error.to_string())?;
         let mut memory = Account::new(pool, "a shard");
         let filters_bytes = if filters.is_some() { FILTERS_BYTES } else { 0 };
         memory
@@ -107,12 +108,13 @@ impl Known {
     }
 }
 
-/// A specification without options, initial values and placement.
+/// A specification without options, initial values, placement and own filters.
 fn short(spec: &TableSpec) -> TableSpec {
     TableSpec {
         options: serde_json::Value::Null,
         initial: Initial::Zero,
         placement: Placement::default(),
+        own_filters: Vec::new(),
         name: spec.name.clone(),
         namespace: spec.namespace.clone(),
         handle: spec.handle.clone(),
@@ -124,7 +126,7 @@ fn short(spec: &TableSpec) -> TableSpec {
 pub(in crate::server) struct Entry {
     /// Its table's number in messages, which no other table ever has.
     pub(in crate::server) number: u32,
-    /// The table's specification without options, initial values and placement.
+    /// The table's specification without options, initial values, placement and own filters.
     pub(in crate::server) spec: TableSpec,
     /// Charged for the other fields.
     _memory: Account,
