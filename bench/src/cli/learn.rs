@@ -9,7 +9,8 @@ use clap::{Args, Subcommand, ValueEnum};
 
 use super::steps::{Factored, Kmeans, Lda, LinReg, Sgd};
 use super::values::{
-    Delay, count, count_to, delay, filters, key_range, large_count, non_negative, pauses, positive,
+    Delay, count, count_to, delay, filters, key_range, large_count, memory, non_negative, pauses,
+    positive,
 };
 
 #[derive(Debug, Subcommand)]
@@ -38,6 +39,10 @@ pub(crate) struct Dbpg {
     /// Folder where workers keep parsed data, so that later runs on these files parse no text
     #[arg(long, value_name = "DIR", help_heading = "Data")]
     pub(crate) cache: Option<PathBuf>,
+    /// Most memory of each worker, as 2GiB: its rows stay in blocks in the folder of --cache, and
+    /// only what a step needs of them is in memory
+    #[arg(long, value_name = "SIZE", value_parser = memory, requires = "cache", conflicts_with = "lambda_path", help_heading = "Data")]
+    pub(crate) memory: Option<u64>,
     /// Examples to test the model on
     #[arg(long, value_name = "FILE", num_args = 1.., help_heading = "Data")]
     pub(crate) test: Vec<PathBuf>,

@@ -17,6 +17,17 @@ const SUFFIXES: [(&str, u64); 4] = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 
 
 /// Reads `8`, `64B`, `1KiB`, `4MiB`: bytes, at least 1.
 pub(crate) fn parse_size(text: &str) -> Result<usize, String> {
+    let bytes = bytes(text)?.filter(|bytes| *bytes <= SIZE_BYTES_MAX);
+    bytes.map(|bytes| bytes as usize).ok_or(format!("{text:?} is not between 1 byte and 1GiB"))
+}
+
+/// Reads a size of memory.
+pub(super) fn memory(text: &str) -> Result<u64, String> {
+    bytes(text)?.ok_or(format!("{text:?} is not between 1 byte and 2^64 of them"))
+}
+
+/// Reads a number of bytes; `None` for 0 and for what is above 2^64.
+fn bytes(text: &str) -> Result<Option<u64>, String> {
     let mut suffixes = SUFFIXES.iter();
     let split = suffixes.find_map(|(suffix, unit)| Some((text.strip_suffix(suffix)?, *unit)));
     let (digits, unit) = split.unwrap_or((text, 1));
@@ -24,8 +35,7 @@ pub(crate) fn parse_size(text: &str) -> Result<usize, String> {
         .trim()
         .parse()
         .map_err(|_| format!("{text:?} is not a size; write it like 8, 64, 1KiB or 4MiB"))?;
-    let bytes = number.checked_mul(unit).filter(|bytes| (1..=SIZE_BYTES_MAX).contains(bytes));
-    bytes.map(|bytes| bytes as usize).ok_or(format!("{text:?} is not between 1 byte and 1GiB"))
+    Ok(number.checked_mul(unit).filter(|bytes| *bytes > 0))
 }
 
 /// Largest payload of one request, in bytes.

@@ -314,6 +314,7 @@ fn job(common: &Common, args: &Dbpg, lambda: f64) -> Result<Job> {
     let (objective, method) = (&args.objective, &args.method);
     let mut job = Job::new(args.data.clone(), lambda);
     job.cache = args.cache.clone();
+    job.memory = args.memory;
     job.proximal.l2 = objective.l2;
     job.intercept = objective.intercept;
     job.positive_weight = objective.positive_weight;

@@ -76,6 +76,8 @@ pub(crate) struct Outcome {
     pub(crate) seconds: f64,
     pub(crate) load_seconds: f64,
     pub(crate) peak_rss_mib: f64,
+    // The most that a worker's data took, as it counts; None without --memory.
+    pub(crate) worker_memory_mib: Option<f64>,
     // None without test examples.
     pub(crate) test_logloss: Option<f64>,
     pub(crate) test_auc: Option<f64>,
@@ -101,6 +103,7 @@ impl Outcome {
             seconds: trained.seconds,
             load_seconds: trained.load_seconds,
             peak_rss_mib: trained.peak_rss_mib,
+            worker_memory_mib: trained.data_bytes.map(|bytes| bytes as f64 / f64::from(1 << 20)),
             test_logloss: measured.logloss,
             test_auc: measured.auc,
             test_accuracy: measured.accuracy,
@@ -129,6 +132,10 @@ impl Row for Outcome {
         };
         let Outcome { algorithm, lambda, objective, nnz, passes, .. } = self;
         let Outcome { seconds, load_seconds, peak_rss_mib, .. } = self;
+        let of_worker = match self.worker_memory_mib {
+            Some(mib) => format!(" ({mib:.0} counted at a worker)"),
+            None => String::new(),
+        };
         let bound = match self.bound {
             Some(bound) => format!(" (at most {:.1e} of it above the least)", bound / objective),
             None => String::new(),
@@ -136,7 +143,7 @@ impl Row for Outcome {
         format!(
             "\n{algorithm}: lambda {lambda}, objective {objective:.10}{bound}, {nnz} non-zero weights\
              {intercept}, {passes} passes in {seconds:.2} s after {load_seconds:.2} s of loading, \
-             {peak_rss_mib:.0} MiB{}",
+             {peak_rss_mib:.0} MiB{of_worker}{}",
             quality.text("\ntest: ")
         )
     }

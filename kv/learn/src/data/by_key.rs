@@ -51,6 +51,14 @@ impl<T: Copy + Default> ByKey<T> {
         found.copied().unwrap_or_default()
     }
 
+    /// Its size in bytes, about.
+    pub(crate) fn bytes(&self) -> usize {
+        match self {
+            Self::Array(of) => size_of_val(&of[..]),
+            Self::Hashed(of) => of.capacity() * 8 / 7 * (size_of::<(u64, T)>() + 1),
+        }
+    }
+
     /// How many values satisfy `wanted`.
     pub(crate) fn count(&self, wanted: impl Fn(T) -> bool) -> usize {
         match self {

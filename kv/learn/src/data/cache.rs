@@ -1,4 +1,5 @@
-//! A worker's packed rows as arrays on disk, so that later runs parse no text.
+//! A worker's packed rows as arrays on disk, so that later runs parse no text, and so that rows
+//! need not fit into memory: then each block of them is a file (`kept`).
 //!
 //! A folder holds one file for each list of text files and shard. It is valid only for their paths,
 //! lengths and modification times, the shard, and [`VERSION`]. A stale or damaged file is logged
@@ -66,7 +67,7 @@ pub(super) fn read_or_make(
 }
 
 /// Everything the data depends on, as text.
-fn identity(paths: &[PathBuf], shard: Shard) -> Result<String> {
+pub(super) fn identity(paths: &[PathBuf], shard: Shard) -> Result<String> {
     let mut text = format!("shard {} of {}\n", shard.index, shard.count);
     for path in paths {
         let look = || -> std::io::Result<_> {
@@ -81,6 +82,11 @@ fn identity(paths: &[PathBuf], shard: Shard) -> Result<String> {
     Ok(text)
 }
 
+/// The file of a block of a shard's rows.
+pub(super) fn block_path(folder: &Path, paths: &[PathBuf], shard: Shard, block: usize) -> PathBuf {
+    folder.join(name(paths, shard)).with_extension(format!("{block}.caravan"))
+}
+
 /// Depends only on paths and shard, so that a stale file is replaced.
 fn name(paths: &[PathBuf], shard: Shard) -> String {
     let full = |path: &PathBuf| fs::canonicalize(path).unwrap_or_else(|_| path.clone());
@@ -93,7 +99,7 @@ fn name(paths: &[PathBuf], shard: Shard) -> String {
 
 /// `None` if there is no such file; else why it cannot be used. Anyone who may write to the folder
 /// may have put anything there.
-fn load(path: &Path, identity: &[u8]) -> Result<Option<PackedRows>, String> {
+pub(super) fn load(path: &Path, identity: &[u8]) -> Result<Option<PackedRows>, String> {
     let text = |error: std::io::Error| error.to_string();
     let mut input = match open_plain(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
@@ -178,7 +184,11 @@ fn is_sane(rows: &PackedRows) -> bool {
         && rows.values.iter().flatten().all(|value| value.is_finite())
 }
 
-fn store(path: &Path, identity: &[u8], rows: &PackedRows) -> Result<()> {
+/// Writes rows to a file, and makes its folder.
+///
+/// # Errors
+/// [`Error::Write`] and [`Error::NoFile`].
+pub(super) fn store(path: &Path, identity: &[u8], rows: &PackedRows) -> Result<()> {
     if let Some(folder) = path.parent() {
         let at_make = |source| Error::Write { path: folder.to_path_buf(), source };
         fs::create_dir_all(folder).map_err(at_make)?;

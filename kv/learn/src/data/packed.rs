@@ -115,19 +115,48 @@ impl PackedRows {
         }
     }
 
-    /// Number of rows of each key, up to 255.
-    pub(crate) fn counts(&self) -> ByKey<u8> {
-        let mut counts = ByKey::<u8>::new(self.range, self.nonzeros);
+    /// Splits off the first `rows` rows.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    pub(super) fn take_first(&mut self, rows: usize) -> Self {
+        let lengths: Vec<u32> = self.lengths.drain(..rows).collect();
+        let nonzeros = lengths.iter().map(|&length| length as usize).sum();
+        let ends = self.deltas.iter().enumerate().filter(|(_, byte)| **byte < FOLLOWED);
+        let bytes = ends.map(|(at, _)| at + 1).take(nonzeros).last().unwrap_or(0);
+        let mut first = Self {
+            labels: self.labels.drain(..rows).collect(),
+            lengths,
+            deltas: self.deltas.drain(..bytes).collect(),
+            values: self.values.as_mut().map(|values| values.drain(..nonzeros).collect()),
+            nonzeros,
+            range: None,
+        };
+        self.nonzeros -= nonzeros;
+        for part in [&mut first, self] {
+            let mut range = None;
+            part.for_each(|_, key, _| {
+                let (least, most) = range.unwrap_or((key, key));
+                range = Some((key.min(least), key.max(most)));
+            });
+            part.range = range;
+        }
+        first
+    }
+
+    /// Adds 1 to the count of each row's keys, up to 255.
+    pub(super) fn count(&self, counts: &mut ByKey<u8>) {
         self.for_each(|_, key, _| {
             let count = counts.entry(key);
             *count = count.saturating_add(1);
         });
-        counts
     }
 
     /// All keys: sorted, unique.
     pub fn distinct_keys(&self) -> Vec<u64> {
-        self.counts().sorted(|count| count > 0).into_iter().map(|(key, _)| key).collect()
+        let mut counts = ByKey::new(self.range, self.nonzeros);
+        self.count(&mut counts);
+        counts.sorted(|count| count > 0).into_iter().map(|(key, _)| key).collect()
     }
 
     /// Drops all entries except those of `keys`.

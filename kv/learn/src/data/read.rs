@@ -26,7 +26,11 @@ use crate::Result;
 /// ([`crate::Error::Syntax`], [`crate::Error::DuplicateKey`]).
 pub fn read(paths: &[PathBuf], shard: Shard, threads: NonZeroUsize) -> Result<Examples> {
     let mut all = Examples::default();
-    read_parts(paths, shard, threads, |part| part, |part| all.append(&part))?;
+    let sink = |part: Examples| {
+        all.append(&part);
+        Ok(())
+    };
+    read_parts(paths, shard, threads, |part| part, sink)?;
     Ok(all)
 }
 
@@ -49,7 +53,10 @@ pub fn read_packed(
     let from_text = || {
         let mut all = PackedRows::default();
         let pack = |part: Examples| PackedRows::from(&part);
-        read_parts(paths, shard, threads, pack, |part| all.append(&part))?;
+        read_parts(paths, shard, threads, pack, |part| {
+            all.append(&part);
+            Ok(())
+        })?;
         Ok(all)
     };
     match cache {
@@ -83,19 +90,16 @@ pub fn parse(path: &Path, text: &[u8]) -> Result<Examples> {
 
 /// Hands the rows of a shard to `sink` in order, block by block, each converted by `make` on the
 /// thread that parsed it.
-fn read_parts<T: Send>(
+pub(super) fn read_parts<T: Send>(
     paths: &[PathBuf],
     shard: Shard,
     threads: NonZeroUsize,
     make: impl Fn(Examples) -> T + Sync,
-    mut sink: impl FnMut(T),
+    sink: impl FnMut(T) -> Result<()>,
 ) -> Result<()> {
     let blocks = Blocks::new(paths.to_vec());
     let parse = |block: Block| parse_block(&block, shard).map(&make);
-    map_in_order(threads, blocks, parse, |part| {
-        sink(part);
-        Ok(())
-    })
+    map_in_order(threads, blocks, parse, sink)
 }
 
 /// Appends one row to the rows of a block.

@@ -267,9 +267,9 @@ impl Worker {
         to.for_each(|(j, weight)| self.weights[j] = weight);
     }
 
-    /// -c_i y_i σ(-m_i), row by row: the slope of the loss along x_i·w.
-    pub(super) fn pulls(&self) -> impl Iterator<Item = f64> {
-        self.rows.all().iter().map(|row| row.pull)
+    /// -c_i y_i σ(-m_i) of some rows: the slope of the loss along x_i·w.
+    pub(super) fn pulls(&self, rows: Range<usize>) -> impl Iterator<Item = f64> {
+        self.rows.all()[rows].iter().map(|row| row.pull)
     }
 
     /// Computes the margins from the weights, which removes the rounding errors of all steps.

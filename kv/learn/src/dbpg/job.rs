@@ -27,6 +27,9 @@ pub struct Job {
     pub files: Vec<PathBuf>,
     /// Folder where each worker caches its share of the data, for later runs on the same files.
     pub cache: Option<PathBuf>,
+    /// Most bytes of each worker. Its rows then stay in blocks in `cache`, and only the working set
+    /// is in memory. For the second-order method alone.
+    pub memory: Option<u64>,
     /// λ, λ₂ and the step. For a path of several λ, the smallest.
     pub proximal: Proximal,
     /// Whether a weight without penalty is added to every margin.
@@ -90,6 +93,7 @@ impl Job {
         Job {
             files,
             cache: None,
+            memory: None,
             proximal: Proximal::new(lambda),
             intercept: false,
             positive_weight: 1.0,
@@ -119,6 +123,17 @@ impl Job {
 
     pub(super) fn is_to_stop(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
+    }
+
+    /// Whether rows can be read block by block.
+    fn reads_blocks(&self) -> bool {
+        self.cache.is_some()
+            && self.newton.is_some()
+            && self.delay == 0
+            && !self.filters.is_lossy()
+            && self.prior.is_empty()
+            && self.group_bits == 0
+            && self.tail.is_none()
     }
 
     /// Refuses invalid settings, with the reason. Training does so as well; a check before it needs
@@ -169,6 +184,10 @@ impl Job {
             }
             () if self.newton.is_some() && self.exact_delay => Err(caravan_kv::Error::Config(
                 "an exact delay leaves updates outstanding after a pass, but second-order steps need all of them: switch one of them off"
+                    .to_owned(),
+            )),
+            () if self.memory.is_some() && !self.reads_blocks() => Err(caravan_kv::Error::Config(
+                "a limit of memory needs a folder for caches and the second-order method alone: without a delay, lossy filters, prior keys, groups, or rare columns to drop"
                     .to_owned(),
             )),
             () => {
@@ -290,6 +309,8 @@ pub struct Trained {
     pub load_seconds: f64,
     /// Sum of the peak resident sets of all processes.
     pub peak_rss_mib: f64,
+    /// The most that a worker's data took of memory, as counted, with [`Job::memory`].
+    pub data_bytes: Option<u64>,
     /// Rows of all workers.
     pub rows: u64,
     /// Number of blocks.

@@ -1,5 +1,5 @@
 //! The worker's side of DBPG before training: reads its share of the data, drops columns that are
-//! rare or stay at 0, and builds columns from the rest.
+//! rare or stay at 0, and builds columns from the rest, or leaves the rows on disk.
 //!
 //! Rows stay packed until the wanted columns are known, so that the others never exist twice: with
 //! many rare features, those are most columns.
@@ -7,6 +7,7 @@
 //! Place: **load** > tail > screening > **columns** > blocks.
 
 use std::num::NonZeroUsize;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use caravan_kv::error::with_sources;
@@ -15,11 +16,13 @@ use caravan_kv::{Table, TableSpec, WorkerNode};
 use serde::{Deserialize, Serialize};
 
 use super::blocks::gallop;
+use super::budget::Budget;
 use super::groups::{self, Group};
+use super::newton::Disk;
 use super::pool::Pool;
 use super::screen::{self, Bounds};
 use super::tail;
-use crate::data::{self, Ascending, Columns, PackedRows};
+use crate::data::{self, Ascending, BLOCK_ROWS, Columns, KeptRows, Share};
 
 /// A worker's share of the data.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -32,7 +35,13 @@ pub(crate) struct Loaded {
 
 /// The data of training.
 pub(super) struct Data {
+    /// Without entries, if these are on disk.
     pub(super) columns: Columns,
+    pub(super) disk: Option<Disk>,
+    /// Number of rows.
+    rows: usize,
+    /// What data on disk takes of memory.
+    pub(super) budget: Option<Budget>,
     /// The threads that compute on them.
     pub(super) pool: Pool,
     pub(super) dropped: Dropped,
@@ -60,6 +69,40 @@ impl Data {
     pub(super) fn keys(&self) -> &Ascending {
         self.columns.keys()
     }
+
+    /// The largest |x_ij|.
+    pub(super) fn largest(&self) -> f64 {
+        self.disk.as_ref().map_or_else(|| self.columns.largest(), Disk::largest)
+    }
+
+    /// Calls `visit` with the entries of some columns, part by part of the rows: the part's rows,
+    /// columns with rows counted from its first, and where each of `wanted` is among them.
+    ///
+    /// # Errors
+    /// If rows on disk cannot be read.
+    pub(super) fn for_each_part(
+        &self,
+        wanted: &[Option<u32>],
+        mut visit: impl FnMut(Range<usize>, &Columns, &[Option<usize>]),
+    ) -> Result<(), String> {
+        let Some(disk) = &self.disk else {
+            let all: Vec<Option<usize>> = wanted.iter().map(|j| j.map(|j| j as usize)).collect();
+            visit(0..self.rows, &self.columns, &all);
+            return Ok(());
+        };
+        let key = |j: &Option<u32>| j.map(|j| self.keys().get(j as usize));
+        let keys: Vec<Option<u64>> = wanted.iter().map(key).collect();
+        let mut sorted: Vec<u64> = keys.iter().copied().flatten().collect();
+        sorted.sort_unstable();
+        for block in 0..disk.blocks() {
+            let columns = disk.columns(block, &sorted)?;
+            let found = |key: &Option<u64>| key.and_then(|key| columns.keys().find(key));
+            let at: Vec<Option<usize>> = keys.iter().map(found).collect();
+            let first = block * BLOCK_ROWS;
+            visit(first..self.rows.min(first + BLOCK_ROWS), &columns, &at);
+        }
+        Ok(())
+    }
 }
 
 /// Rows read so far, and the state of dropping columns.
@@ -67,11 +110,14 @@ pub(super) struct Loading {
     /// Labels times row weights: `[rows]`.
     labels: Vec<f64>,
     /// Empty once there are columns.
-    rows: PackedRows,
+    rows: Share,
+    budget: Option<Budget>,
     /// Number of distinct columns in the rows.
     distinct: usize,
     /// The columns that screening has left.
     columns: Option<Columns>,
+    /// Where their entries are, if those are on disk.
+    disk: Option<Disk>,
     pool: Pool,
     counting: Option<Counting>,
     screening: Option<Screening>,
@@ -97,20 +143,28 @@ struct Screening {
     named: Vec<u64>,
 }
 
+/// Bytes of a row on disk: both its labels, score, slope and curvature.
+const ROW_BYTES: usize = 1 + 8 + 8 + 16 + 8;
+
 /// Most threads of a worker.
 const THREADS_MAX: usize = 1024;
 
+/// Bytes of a column in lists and messages of screening.
+const NAMED_BYTES: usize = 4 * 16;
+
+const NO_FOLDER: &str = "rows on disk need a folder for caches, and a limit of memory";
 const NOT_COUNTED: &str = "rare columns can be dropped only after they were counted";
 const NOT_NAMED: &str = "columns can be screened only after they were named";
 
 impl Loading {
-    /// Reads the rows of worker `rank` of `workers`.
+    /// Reads the rows of worker `rank` of `workers`; with a limit of memory into blocks on disk.
     pub(super) fn read(
         rank: usize,
         workers: usize,
         files: &[PathBuf],
         threads: usize,
         cache: Option<&Path>,
+        memory: Option<u64>,
         positive_weight: f64,
     ) -> Result<Self, String> {
         // Rows until columns exist, and the memory of screening.
@@ -119,13 +173,28 @@ impl Loading {
         let shard = data::Shard::new(rank as u32, workers as u32).map_err(text)?;
         let threads = NonZeroUsize::new(threads).filter(|threads| threads.get() <= THREADS_MAX);
         let threads = threads.ok_or_else(|| format!("a worker has 1 to {THREADS_MAX} threads"))?;
-        let rows = data::read_packed(files, shard, threads, cache).map_err(text)?;
+        let mut budget = memory.map(Budget::new);
+        let rows = match (&mut budget, cache) {
+            (None, _) => {
+                Share::Held(data::read_packed(files, shard, threads, cache).map_err(text)?)
+            }
+            (Some(_), None) => return Err(NO_FOLDER.to_owned()),
+            (Some(budget), Some(folder)) => {
+                let rows = KeptRows::open(files, shard, threads, folder).map_err(text)?;
+                budget.hold("rows", rows.rows() * ROW_BYTES)?;
+                Share::Kept(rows)
+            }
+        };
         let weighted = |&label: &i8| if label > 0 { positive_weight } else { -1.0 };
+        let counts = rows.counts().map_err(text)?;
+        borrow(&mut budget, &rows, counts.bytes())?;
         Ok(Loading {
             labels: rows.labels().iter().map(weighted).collect(),
-            distinct: rows.counts().count(|count| count > 0),
+            distinct: counts.count(|count| count > 0),
             rows,
+            budget,
             columns: None,
+            disk: None,
             pool: Pool::new(threads),
             counting: None,
             screening: None,
@@ -139,7 +208,9 @@ impl Loading {
             Some(columns) => {
                 let mut keys = columns.keys().iter();
                 let range = keys.next().map(|first| (first, keys.next_back().unwrap_or(first)));
-                (columns.columns(), columns.nonzeros(), range)
+                let nonzeros =
+                    self.disk.as_ref().map_or_else(|| columns.nonzeros(), Disk::nonzeros);
+                (columns.columns(), nonzeros, range)
             }
         };
         let rows = self.labels.len() as u64;
@@ -148,7 +219,8 @@ impl Loading {
 
     /// Step 1 of [`tail`].
     pub(super) fn count(&mut self, node: &mut WorkerNode, spec: &TableSpec) -> Result<(), String> {
-        let (keys, counts) = self.rows.counts().sorted(|count| count > 0).into_iter().unzip();
+        let counts = self.rows.counts().map_err(|error| with_sources(&error))?;
+        let (keys, counts) = counts.sorted(|count| count > 0).into_iter().unzip();
         let table = node.worker.create_table(spec).map_err(|error| error.to_string())?;
         let Counting { keys, counts, .. } = self.counting.insert(Counting { table, keys, counts });
         let pushed = tail::count(&mut node.worker, table, keys, counts);
@@ -164,7 +236,10 @@ impl Loading {
         let Counting { table, keys, counts } = self.counting.take().ok_or(NOT_COUNTED)?;
         let kept = tail::frequent(&mut node.worker, table, &keys, &counts, frequency);
         let kept = kept.map_err(|error| error.to_string())?;
-        self.rows.retain(&kept);
+        match &mut self.rows {
+            Share::Held(rows) => rows.retain(&kept),
+            Share::Kept(_) => return Err("rare columns stay in rows on disk".to_owned()),
+        }
         self.dropped.tail = (keys.len() - kept.len()) as u64;
         self.distinct = kept.len();
         self.dropped.passed(node, table)?;
@@ -181,7 +256,8 @@ impl Loading {
         if self.columns.is_some() {
             return Err("its columns have been screened before".to_owned());
         }
-        let bounds = Bounds::new(&self.rows, &self.labels);
+        let bounds = Bounds::new(&self.rows, &self.labels).map_err(|error| with_sources(&error))?;
+        borrow(&mut self.budget, &self.rows, bounds.bytes() + self.distinct * NAMED_BYTES)?;
         let create = |node: &mut WorkerNode| -> caravan_kv::Result<Table> {
             let table = node.worker.create_table(spec)?;
             let (keys, loud) = bounds.above(share);
@@ -222,32 +298,62 @@ impl Loading {
         });
         self.dropped.screened = (self.distinct - kept.len()) as u64;
         self.dropped.passed(node, table)?;
-        let rows = std::mem::take(&mut self.rows);
-        self.columns = Some(rows.into_columns(kept).map_err(|error| with_sources(&error))?);
+        self.build(kept)?;
         Ok(self.loaded())
     }
 
+    /// Makes columns of the rows, or counts those of rows on disk.
+    fn build(&mut self, keys: Vec<u64>) -> Result<(), String> {
+        let columns = match (std::mem::take(&mut self.rows), &mut self.budget) {
+            (Share::Held(rows), _) => rows.into_columns(keys).map_err(|error| with_sources(&error)),
+            (Share::Kept(_), None) => Err(NO_FOLDER.to_owned()),
+            (Share::Kept(rows), Some(budget)) => {
+                let values = rows.has_values().then(Vec::new);
+                self.disk = Some(Disk::new(rows, &keys, budget)?);
+                Ok(Columns::new(&keys, &vec![0; keys.len()], Vec::new(), values))
+            }
+        };
+        self.columns = Some(columns?);
+        Ok(())
+    }
+
     /// The feature groups of the remaining columns.
-    pub(super) fn groups(&self, bits: u32) -> Vec<Group> {
-        match &self.columns {
-            None => groups::of_rows(&self.rows, bits),
-            Some(columns) => groups::of_columns(columns, self.labels.len(), bits),
+    pub(super) fn groups(&self, bits: u32) -> Result<Vec<Group>, String> {
+        match (&self.columns, &self.rows) {
+            (None, Share::Held(rows)) => Ok(groups::of_rows(rows, bits)),
+            (Some(columns), _) if self.disk.is_none() => {
+                Ok(groups::of_columns(columns, self.labels.len(), bits))
+            }
+            _ => Err("groups of features are of rows in memory".to_owned()),
         }
     }
 
     /// The data to train on: the columns that screening has left, else all, and a column of ones
     /// with the key `intercept`. Also the labels times row weights.
-    pub(super) fn into_data(self, intercept: Option<u64>) -> Result<(Data, Vec<f64>), String> {
-        let Loading { labels, rows, columns, pool, dropped, .. } = self;
-        let all = || {
-            let keys = rows.distinct_keys();
-            rows.into_columns(keys).map_err(|error| with_sources(&error))
-        };
-        let mut columns = columns.map_or_else(all, Ok)?;
-        if let Some(key) = intercept {
-            columns.push_ones(key, labels.len());
+    pub(super) fn into_data(mut self, intercept: Option<u64>) -> Result<(Data, Vec<f64>), String> {
+        if self.columns.is_none() {
+            let counts = self.rows.counts().map_err(|error| with_sources(&error))?;
+            let keys = counts.sorted(|count| count > 0).into_iter().map(|(key, _)| key);
+            self.build(keys.collect())?;
         }
-        Ok((Data { columns, pool, dropped }, labels))
+        let Loading { labels, columns, mut disk, budget, pool, dropped, .. } = self;
+        let mut columns = columns.unwrap_or_default();
+        let rows = labels.len();
+        if let Some(key) = intercept {
+            columns.push_ones(key, if disk.is_some() { 0 } else { rows });
+            disk.iter_mut().for_each(|disk| disk.push_ones(key, rows));
+        }
+        Ok((Data { columns, disk, rows, budget, pool, dropped }, labels))
+    }
+}
+
+/// Accounts for bytes of all columns and for a block, while rows on disk are read.
+fn borrow(budget: &mut Option<Budget>, rows: &Share, bytes: usize) -> Result<(), String> {
+    match (budget, rows) {
+        (Some(budget), Share::Kept(rows)) => {
+            budget.borrow("columns before screening", bytes + rows.bytes_max())
+        }
+        _ => Ok(()),
     }
 }
 
@@ -286,12 +392,12 @@ mod tests {
         made.expect("there is room for it");
         let file = [folder.path().join("c.train")];
         for workers in 1..=4 {
-            let loading = || Loading::read(0, workers, &file, 1, None, 1.0);
+            let loading = || Loading::read(0, workers, &file, 1, None, None, 1.0);
             let all = loading().and_then(|all| all.into_data(None)).expect("it is well formed").0;
-            let Loading { rows, labels, .. } = loading().expect("it is well formed");
-            let loud = Bounds::new(&rows, &labels).above(10.0 / workers as f64).0;
-            let screened = rows.into_columns(loud).expect("they are few");
-            for columns in [all.columns, screened] {
+            let mut screened = loading().expect("it is well formed");
+            let bounds = Bounds::new(&screened.rows, &screened.labels).expect("they are in memory");
+            screened.build(bounds.above(10.0 / workers as f64).0).expect("they are few");
+            for columns in [all.columns, screened.columns.unwrap_or_default()] {
                 let ratio = columns.bytes() as f64 / (4 * columns.nonzeros()) as f64;
                 assert!(ratio <= 1.2, "{} columns: {ratio}", columns.columns());
             }

@@ -34,6 +34,7 @@
 //! schedule allows; a cluster's result is compared with it.
 
 pub mod blocks;
+mod budget;
 pub mod coordinates;
 mod cost;
 pub mod example;

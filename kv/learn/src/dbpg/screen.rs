@@ -33,7 +33,7 @@ use caravan_kv::{TableSpec, ValueType};
 use caravan_van::{Account, KeyRange, Pool, Value};
 use serde::{Deserialize, Serialize};
 
-use crate::data::{ByKey, PackedRows, pack_keys, unpack_keys};
+use crate::data::{ByKey, Share, pack_keys, unpack_keys};
 
 /// Name of this shard's update rule.
 pub(super) const HANDLE: &str = "dbpg-screen";
@@ -52,14 +52,24 @@ pub(super) struct Bounds(ByKey<[f32; 2]>);
 
 impl Bounds {
     /// `labels: [rows]`.
-    pub(super) fn new(rows: &PackedRows, labels: &[f64]) -> Self {
+    ///
+    /// # Errors
+    /// If rows on disk cannot be read.
+    pub(super) fn new(rows: &Share, labels: &[f64]) -> crate::Result<Self> {
         let mut bounds = ByKey::<[f32; 2]>::new(rows.key_range(), rows.nonzeros());
-        rows.for_each(|row, key, x| {
-            let signed = labels[row] * x;
-            let sum = &mut bounds.entry(key)[usize::from(signed < 0.0)];
-            *sum = round_up(f64::from(*sum) + signed.abs());
-        });
-        Bounds(bounds)
+        rows.for_each_part(|first, part| {
+            part.for_each(|row, key, x| {
+                let signed = labels[first + row] * x;
+                let sum = &mut bounds.entry(key)[usize::from(signed < 0.0)];
+                *sum = round_up(f64::from(*sum) + signed.abs());
+            });
+        })?;
+        Ok(Bounds(bounds))
+    }
+
+    /// Its size in bytes, about.
+    pub(super) fn bytes(&self) -> usize {
+        self.0.bytes()
     }
 
     /// The sorted keys of columns with a bound above `limit`, and their bounds.
@@ -211,14 +221,14 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
     use super::*;
-    use crate::data;
+    use crate::data::{self, PackedRows};
     use caravan_kv::Shard;
 
     #[test]
     fn bounds_tell_the_signs_apart() {
         let of = |text: &str, labels: [f64; 3]| {
             let rows = data::parse("t".as_ref(), text.as_bytes()).unwrap();
-            Bounds::new(&PackedRows::from(&rows), &labels)
+            Bounds::new(&Share::Held(PackedRows::from(&rows)), &labels).unwrap()
         };
         let labels = [1.0, -1.0, 1.0];
         for last in [9, u64::MAX] {

@@ -96,6 +96,8 @@ pub struct Driver<'a> {
     columns: [u64; 2],
     left_out: usize,
     rss: BTreeMap<u32, f64>,
+    /// The most that a worker's data took of memory, as counted.
+    data_bytes: Option<u64>,
     /// The weights when the second-order method began.
     before_newton: Vec<(u64, f64)>,
 }
@@ -213,6 +215,7 @@ impl<'a> Driver<'a> {
             seconds,
             load_seconds: self.load_seconds,
             peak_rss_mib: self.rss.values().sum(),
+            data_bytes: self.data_bytes,
             rows: self.rows,
             blocks: self.blocks.len(),
             traffic: self.traffic()?.rows(&self.job.filters),
@@ -457,6 +460,8 @@ impl<'a> Driver<'a> {
         let counted = passed.iter().map(|passed| &passed.counted);
         self.counted = counted.fold(Counted::default(), |sum, counted| sum.plus(counted));
         self.rss.extend(passed.iter().map(|passed| (passed.process, passed.peak_rss_mib)));
+        let data_bytes = passed.iter().filter_map(|passed| passed.data_bytes);
+        self.data_bytes = data_bytes.chain(self.data_bytes).max();
         let report = Progress {
             pass,
             seconds: self.seconds(),

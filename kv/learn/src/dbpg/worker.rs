@@ -29,9 +29,15 @@ pub const APP: &str = "dbpg";
 /// An order of the driver to the workers.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Order {
-    /// Read your share of these files, and compute with this many threads. Answered with
-    /// [`Loaded`].
-    Load { files: Vec<PathBuf>, threads: usize, cache: Option<PathBuf>, positive_weight: f64 },
+    /// Read your share of these files, and compute with this many threads. With a limit of memory
+    /// rows stay on disk. Answered with [`Loaded`].
+    Load {
+        files: Vec<PathBuf>,
+        threads: usize,
+        cache: Option<PathBuf>,
+        memory: Option<u64>,
+        positive_weight: f64,
+    },
     /// Push the count of each of your columns: step 1 of [`tail`].
     Count { table: TableSpec },
     /// Drop the columns with at most this total count: step 2. Answered with [`Loaded`].
@@ -136,6 +142,7 @@ impl Training {
     fn passed(&mut self, node: &mut WorkerNode, data: &Data) -> Result<Passed, String> {
         let task = self.newton.as_mut().ok_or("this job takes first-order steps only")?;
         let busy = task.busy;
+        let data_bytes = task.budget.map(|budget| budget.peak());
         self.columns_computed += std::mem::take(&mut task.columns_computed);
         let columns_computed = self.columns_computed;
         self.counted.measured(data.columns.columns());
@@ -144,14 +151,42 @@ impl Training {
         let counted = pass.counted(true).map_err(|error| error.to_string())?;
         let (process, peak_rss_mib) = crate::memory::process();
         let busy_seconds = busy.as_secs_f64();
-        Ok(Passed { loss: 0.0, busy_seconds, columns_computed, counted, peak_rss_mib, process })
+        let loss = 0.0;
+        Ok(Passed {
+            loss,
+            busy_seconds,
+            columns_computed,
+            counted,
+            peak_rss_mib,
+            process,
+            data_bytes,
+        })
     }
 
-    fn start(&mut self, data: &Data, weights: &[(u64, f64)]) {
+    fn start(&mut self, data: &Data, weights: &[(u64, f64)]) -> Result<(), String> {
         let keys = data.keys();
         let held =
             weights.iter().filter_map(|&(key, weight)| keys.find(key).zip(Some((weight, true))));
-        self.state.set(&data.columns, held);
+        if data.disk.is_none() {
+            self.state.set(&data.columns, held);
+            return Ok(());
+        }
+        let weights = self.state.weights();
+        let moved = held.filter(|&(j, (weight, _))| weight != weights[j]);
+        let to: Vec<(usize, f64)> = moved.map(|(j, (weight, _))| (j, weight)).collect();
+        let wanted: Vec<Option<u32>> = to.iter().map(|&(j, _)| Some(j as u32)).collect();
+        let mut ways = vec![0.0; self.state.labels().len()];
+        if !to.is_empty() {
+            data.for_each_part(&wanted, |rows, columns, at| {
+                let ways = &mut ways[rows];
+                for (&(j, weight), at) in to.iter().zip(at) {
+                    let step = weight - weights[j];
+                    at.iter().for_each(|&at| columns.for_each(at, |row, x| ways[row] += step * x));
+                }
+            })?;
+        }
+        self.state.shift(ways.into_iter(), 1.0, to.into_iter());
+        Ok(())
     }
 }
 
@@ -163,9 +198,10 @@ impl App for Dbpg {
     ) -> Result<serde_json::Value, String> {
         let order = serde_json::from_value(body).map_err(|error| error.to_string())?;
         let reply = match order {
-            Order::Load { files, threads, cache, positive_weight } => {
+            Order::Load { files, threads, cache, memory, positive_weight } => {
                 let cache = cache.as_deref();
-                serde_json::to_value(self.load(node, &files, threads, cache, positive_weight)?)
+                let loaded = self.load(node, &files, threads, cache, memory, positive_weight)?;
+                serde_json::to_value(loaded)
             }
             Order::Count { table } => serde_json::to_value(self.loading()?.count(node, &table)?),
             Order::Frequent { frequency } => {
@@ -176,7 +212,7 @@ impl App for Dbpg {
             }
             Order::Add => serde_json::to_value(self.loading()?.add(node)?),
             Order::Screen { lambda } => serde_json::to_value(self.loading()?.screen(node, lambda)?),
-            Order::Groups { bits } => serde_json::to_value(self.loading()?.groups(bits)),
+            Order::Groups { bits } => serde_json::to_value(self.loading()?.groups(bits)?),
             Order::Begin { table, newton, curvature, intercept, straggle } => {
                 let loading = self.loading.take();
                 let loading = loading.ok_or("there is nothing to train on: load first")?;
@@ -186,8 +222,7 @@ impl App for Dbpg {
             }
             Order::Start { weights } => {
                 let (data, training) = self.training()?;
-                training.start(data, &weights);
-                Ok(serde_json::Value::Null)
+                serde_json::to_value(training.start(data, &weights)?)
             }
             Order::Newton(order) => {
                 let (data, training) = self.training()?;
@@ -201,6 +236,9 @@ impl App for Dbpg {
                 let (data, training) = self.training()?;
                 let suspended = node.worker.set_lossless(training.table, lossy.is_none());
                 suspended.map_err(|error| error.to_string())?;
+                if data.disk.is_some() {
+                    return Err("first-order passes need columns in memory".to_owned());
+                }
                 if let Some(block) = blocks.iter().find(|&&block| block >= training.blocks.len()) {
                     return Err(format!(
                         "there is no block {block}, only {}",
@@ -230,6 +268,7 @@ impl Dbpg {
         files: &[PathBuf],
         threads: usize,
         cache: Option<&Path>,
+        memory: Option<u64>,
         positive_weight: f64,
     ) -> Result<Loaded, String> {
         let root = DataRoot::of(&node.config)?;
@@ -238,8 +277,15 @@ impl Dbpg {
         let cache = cache.as_deref();
         self.data = None;
         self.training = None;
-        let loading =
-            Loading::read(node.rank, node.workers, &files?, threads, cache, positive_weight)?;
+        let loading = Loading::read(
+            node.rank,
+            node.workers,
+            &files?,
+            threads,
+            cache,
+            memory,
+            positive_weight,
+        )?;
         Ok(self.loading.insert(loading).loaded())
     }
 
@@ -260,7 +306,8 @@ impl Dbpg {
         let keys: Vec<u64> = data.keys().iter().collect();
         let announce = |node: &mut WorkerNode| {
             let table = node.worker.create_table(&spec)?;
-            let newton = newton.map(|tables| newton::Task::new(node, &tables)).transpose()?;
+            let task = |tables: Box<newton::Tables>| newton::Task::new(node, &tables, data.budget);
+            let newton = newton.map(task).transpose()?;
             node.worker.set_clock(0);
             let named = node.worker.push_varying::<f64>(table, &keys, &vec![0; keys.len()], &[])?;
             node.worker.wait(named)?;
@@ -293,7 +340,7 @@ impl Dbpg {
             lengths: Vec::new(),
             values: Vec::new(),
         });
-        let largest = data.columns.largest();
+        let largest = data.largest();
         let ones = !data.columns.has_values();
         self.data = Some(data);
         Ok((largest, ones))

@@ -32,6 +32,7 @@
 
 mod blocks;
 mod bound;
+mod disk;
 mod face;
 mod fixed;
 mod scores;
@@ -45,6 +46,7 @@ use caravan_van::KeyRange;
 use serde::{Deserialize, Serialize};
 
 pub(super) use blocks::{Blocks, HANDLE as BLOCKS};
+pub(super) use disk::Disk;
 pub(super) use fixed::Whole;
 pub(super) use scores::{HANDLE as SCORES, Scores};
 pub(super) use step::{Data, Newton, Outer, keys_of};

@@ -2,6 +2,7 @@
 //!
 //! Place: driver: step > **task** > scores, blocks.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use caravan_kv::WorkerNode;
@@ -12,6 +13,7 @@ use super::fixed::{Scale, Whole, integer};
 use super::working::{Lists, Planned, Working};
 use super::{Kind, Open, Tables};
 use crate::data::Columns;
+use crate::dbpg::budget::Budget;
 use crate::dbpg::cost;
 use crate::dbpg::gradient::Worker as State;
 use crate::dbpg::load::Data;
@@ -48,6 +50,8 @@ pub(crate) struct Task {
     working: Working,
     /// Buffers of lists, one a thread.
     lists: Vec<Lists>,
+    /// What data on disk takes of memory.
+    pub(crate) budget: Option<Budget>,
     /// Columns whose gradients were computed, and blocks visited, since the start.
     pub(crate) columns_computed: usize,
     /// Time spent computing since the last `Measure`.
@@ -64,12 +68,17 @@ pub(crate) struct Run<'a> {
 
 impl Task {
     /// Creates the tables, or finds them.
-    pub(crate) fn new(node: &mut WorkerNode, tables: &Tables) -> caravan_kv::Result<Task> {
+    pub(crate) fn new(
+        node: &mut WorkerNode,
+        tables: &Tables,
+        budget: Option<Budget>,
+    ) -> caravan_kv::Result<Task> {
         Ok(Task {
             open: tables.create(&mut node.worker)?,
             bends: Vec::new(),
             working: Working::default(),
             lists: Vec::new(),
+            budget,
             columns_computed: 0,
             busy: Duration::ZERO,
         })
@@ -113,10 +122,8 @@ impl Run<'_> {
         let labels = self.state.labels();
         let rows = labels.iter().zip(self.state.margins());
         self.task.bends = rows.map(|(label, margin)| bend(label.abs(), margin, softness)).collect();
-        let pulls = self.state.pulls().zip(&self.task.bends);
-        let rows: Vec<[f64; 2]> = pulls.map(|(pull, bend)| [pull, *bend]).collect();
         let columns = &self.data.columns;
-        let sums = sums(columns, &rows, scales, &self.data.pool);
+        let sums = self.sums_of_all(scales).map_err(caravan_kv::Error::Config)?;
         self.task.columns_computed += sums.len();
         self.spent(began, cost::gradient(columns, 0..sums.len()))?;
         let keys: Vec<u64> = columns.keys().iter().collect();
@@ -126,6 +133,22 @@ impl Run<'_> {
         let values = sums.as_flattened();
         let pushed = worker.push_varying(self.task.open.scores, &keys, &lengths, values)?;
         worker.wait(pushed).map(drop)
+    }
+
+    /// The sums of gradient and curvature of all columns.
+    fn sums_of_all(&mut self, scales: [Scale; 2]) -> Result<Vec<[i64; 2]>, String> {
+        let Run { data, state, task, .. } = self;
+        let slopes = |rows: Range<usize>| -> Vec<[f64; 2]> {
+            let pulls = state.pulls(rows.clone());
+            pulls.zip(&task.bends[rows]).map(|(pull, bend)| [pull, *bend]).collect()
+        };
+        let Some(disk) = &data.disk else {
+            let rows = slopes(0..state.labels().len());
+            return Ok(sums(&data.columns, &rows, scales, &data.pool));
+        };
+        let bytes = disk.sums_bytes(&data.pool);
+        task.budget.iter_mut().try_for_each(|budget| budget.borrow("sums of columns", bytes))?;
+        disk.sums(slopes, scales, &data.pool)
     }
 
     fn dual(&mut self, positive: f64, negative: f64) -> caravan_kv::Result<Vec<Whole>> {
@@ -152,20 +175,18 @@ impl Run<'_> {
         let rows = rows(Kind::Plan, threads, 0..blocks);
         let planned = self.pull(NOW, &rows)?;
         let began = self.node.worker.now();
-        let columns = &self.data.columns;
+        let keys = self.data.keys();
         let mut all = vec![Vec::new(); blocks];
         for ((_, block), row) in rows.iter().zip(planned) {
             let column = |&[key, weight, curvature]: &[i64; 3]| Planned {
-                column: columns.keys().find(key as u64).map(|j| j as u32),
+                column: keys.find(key as u64).map(|j| j as u32),
                 weight: f64::from_bits(weight as u64),
                 curvature: f64::from_bits(curvature as u64),
                 is_free: free == Some(key as u64),
             };
             all[*block] = row.as_chunks::<3>().0.iter().map(column).collect();
         }
-        let pulls = self.state.pulls().collect();
-        let ones = units != Units::Own;
-        self.task.working = Working::new(columns, &all, ones, pulls, &self.task.bends, scale);
+        self.gather(&all, units != Units::Own, scale).map_err(caravan_kv::Error::Config)?;
         self.spent(began, Duration::ZERO)?;
         let blocks: Vec<usize> = (0..blocks).collect();
         let mut pushed = Vec::new();
@@ -188,6 +209,24 @@ impl Run<'_> {
             }
         }
         pushed.into_iter().try_for_each(|pushed| self.node.worker.wait(pushed).map(drop))
+    }
+
+    /// Gathers the columns of the working set.
+    fn gather(&mut self, all: &[Vec<Planned>], ones: bool, scale: Scale) -> Result<(), String> {
+        let Run { data, state, task, .. } = self;
+        let wanted: Vec<Option<u32>> = all.iter().flatten().map(|planned| planned.column).collect();
+        if let (Some(disk), Some(budget)) = (&data.disk, &mut task.budget) {
+            let entries = wanted.iter().flatten().map(|&j| disk.entries(j as usize)).sum();
+            let threads = data.pool.threads();
+            let bytes = Working::bytes(state.labels().len(), wanted.len(), entries, ones, threads);
+            let what = format!("a working set of {} columns", wanted.len());
+            budget.borrow(&what, bytes + disk.block_bytes())?;
+        }
+        let pulls = state.pulls(0..state.labels().len()).collect();
+        let mut working = Working::new(all, ones, pulls, &task.bends, scale);
+        data.for_each_part(&wanted, |rows, columns, at| working.gather(rows.len(), columns, at))?;
+        task.working = working;
+        Ok(())
     }
 
     fn sweep(&mut self, first: u64, blocks: &[usize]) -> caravan_kv::Result<()> {

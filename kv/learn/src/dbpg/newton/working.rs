@@ -1,18 +1,18 @@
 //! A worker's rows on the columns of the working set.
 //!
-//! Places of entries take 16 bits: rows are cut into tiles of 2^16, and a column has its places
-//! tile by tile. Rows of a tile are an array of exactly that many, so no place needs a check.
+//! Places of entries take 16 bits: rows are cut into tiles of 2^16, each with its part of every
+//! column. Rows of a tile are an array of exactly that many, so no place needs a check.
 //! Threads divide columns for sums over rows, whose terms are integers (`fixed`), and tiles for
 //! sums within a row, which come in the order of the columns: results are the same to the bit for
 //! any number of threads.
 
 use super::blocks::Units;
 use super::fixed::{Scale, integer};
-use crate::data::Columns;
+use crate::data::{BLOCK_ROWS, Columns};
 use crate::dbpg::pool::Pool;
 
-/// Rows of a tile.
-const TILE: usize = 1 << 16;
+/// Rows of a tile: those of a block on disk.
+const TILE: usize = BLOCK_ROWS;
 
 /// A row's curvature and how far its score moves.
 #[derive(Debug, Clone, Copy, Default)]
@@ -38,12 +38,11 @@ pub(super) struct Working {
     pub(super) ends: Vec<usize>,
     /// h of each column: `[n]`.
     curvatures: Vec<f64>,
-    tiles: usize,
-    /// Where the entries of each column in each tile end: `[n * tiles]`.
-    runs: Vec<u32>,
-    places: Vec<u16>,
-    /// `None` if all are 1.
-    values: Option<Vec<f64>>,
+    /// Number of entries of each column: `[n]`.
+    entries: Vec<u32>,
+    tiles: Vec<Tile>,
+    /// Whether all values are 1.
+    ones: bool,
     /// `[tiles * TILE]`, like `slopes`.
     rows: Vec<Row>,
     /// p_i + D_i Xd_i as an integer, of columns of ones; else as a number's bits.
@@ -51,6 +50,31 @@ pub(super) struct Working {
     /// -y_i c_i σ(-m_i).
     pulls: Vec<f64>,
     scale: Option<Scale>,
+}
+
+/// The entries of all columns in the rows of a tile.
+#[derive(Debug)]
+struct Tile {
+    /// Where those of each column end: `[n]`.
+    ends: Vec<u32>,
+    places: Vec<u16>,
+    /// `None` if all are 1.
+    values: Option<Vec<f64>>,
+}
+
+impl Tile {
+    /// The entries of some adjacent columns.
+    fn run(&self, columns: std::ops::Range<usize>) -> std::ops::Range<usize> {
+        let end = |columns: usize| columns.checked_sub(1).map_or(0, |last| self.ends[last]);
+        end(columns.start) as usize..end(columns.end) as usize
+    }
+
+    /// The places of a column, and its values.
+    #[inline(always)]
+    fn column(&self, k: usize) -> (&[u16], Option<&[f64]>) {
+        let run = self.run(k..k + 1);
+        (&self.places[run.clone()], self.values.as_ref().map(|values| &values[run]))
+    }
 }
 
 /// A column of the plan.
@@ -64,10 +88,9 @@ pub(super) struct Planned {
 }
 
 impl Working {
-    /// Gathers the columns of the blocks, for the slopes and curvatures of rows. All columns of all
-    /// workers are of ones, or none is treated as such.
+    /// The columns of the blocks, for the slopes and curvatures of rows; their entries are gathered
+    /// next. All columns of all workers are of ones, or none is treated as such.
     pub(super) fn new(
-        columns: &Columns,
         blocks: &[Vec<Planned>],
         ones: bool,
         pulls: Vec<f64>,
@@ -82,6 +105,7 @@ impl Working {
             from: all().map(|planned| planned.weight).collect(),
             free: all().position(|planned| planned.is_free),
             curvatures: all().map(|planned| planned.curvature).collect(),
+            entries: vec![0; all().count()],
             ends: blocks
                 .iter()
                 .scan(0, |end, block| {
@@ -89,44 +113,70 @@ impl Working {
                     Some(*end)
                 })
                 .collect(),
-            tiles,
-            values: (!ones).then(Vec::new),
+            tiles: Vec::with_capacity(tiles),
+            ones,
             rows: vec![Row::default(); tiles * TILE],
             slopes: vec![0; tiles * TILE],
             pulls,
             scale: Some(scale),
-            ..Working::default()
         };
         for (row, &bend) in working.rows.iter_mut().zip(bends) {
             row.bend = bend;
         }
-        working.gather_columns(columns);
         working.derive_slopes();
         working
     }
 
-    fn gather_columns(&mut self, columns: &Columns) {
-        let nonzeros = self.columns.iter().flatten().map(|&j| columns.column(j as usize).0.len());
-        self.places.reserve_exact(nonzeros.sum());
-        self.runs.reserve_exact(self.columns.len() * self.tiles);
-        for column in &self.columns {
-            let (rows, values) = column.map_or((&[][..], None), |j| columns.column(j as usize));
-            let mut from = 0;
-            for tile in 1..=self.tiles {
-                let end = match self.tiles {
-                    last if last == tile => rows.len(),
-                    _ => from + rows[from..].partition_point(|&row| (row as usize) < tile * TILE),
-                };
-                self.places.extend(rows[from..end].iter().map(|&row| row as u16));
-                self.runs.push(self.places.len() as u32);
-                from = end;
+    /// Gathers the entries of the next `rows` rows, whole tiles but for the last: `at` says where
+    /// each column of the working set is among `columns`.
+    pub(super) fn gather(&mut self, rows: usize, columns: &Columns, at: &[Option<usize>]) {
+        let mut begins = vec![0; at.len()];
+        for tile in 1..=rows.div_ceil(TILE) {
+            let mut of = Tile { ends: Vec::new(), places: Vec::new(), values: None };
+            let parts = at.iter().zip(&mut begins).map(|(at, begin)| {
+                let (rows, values) = at.map_or((&[][..], None), |at| columns.column(at));
+                let rest = &rows[*begin..];
+                let end = *begin + rest.partition_point(|&row| (row as usize) < tile * TILE);
+                let run = std::mem::replace(begin, end)..end;
+                (&rows[run.clone()], values.map(|values| &values[run]))
+            });
+            let parts: Vec<(&[u32], Option<&[f64]>)> = parts.collect();
+            let nonzeros = parts.iter().map(|(rows, _)| rows.len()).sum();
+            of.ends.reserve_exact(parts.len());
+            of.places.reserve_exact(nonzeros);
+            of.values = (!self.ones).then(|| Vec::with_capacity(nonzeros));
+            for ((rows, values), entries) in parts.into_iter().zip(&mut self.entries) {
+                of.places.extend(rows.iter().map(|&row| row as u16));
+                of.ends.push(of.places.len() as u32);
+                *entries += rows.len() as u32;
+                match (&mut of.values, values) {
+                    (None, _) => {}
+                    (Some(own), None) => own.resize(of.places.len(), 1.0),
+                    (Some(own), Some(values)) => own.extend_from_slice(values),
+                }
             }
-            match (&mut self.values, values) {
-                (None, _) => {}
-                (Some(own), None) => own.resize(self.places.len(), 1.0),
-                (Some(own), Some(values)) => own.extend_from_slice(values),
-            }
+            self.tiles.push(of);
         }
+    }
+
+    /// Most bytes of a working set, with the lists of its blocks' Hessians on this many threads.
+    pub(super) fn bytes(
+        rows: usize,
+        columns: usize,
+        entries: usize,
+        ones: bool,
+        threads: usize,
+    ) -> usize {
+        let tiles = rows.div_ceil(TILE);
+        let row = size_of::<Row>() + size_of::<i64>();
+        let entry = if ones { size_of::<u16>() } else { size_of::<u16>() + size_of::<f64>() };
+        // A block has at most all entries of a tile, of which there are as many in all tiles.
+        let lists = TILE * size_of::<u32>() + entries.div_ceil(tiles.max(1)) * size_of::<Entry>();
+        tiles * (TILE * row + columns * size_of::<u32>())
+            + rows * size_of::<f64>()
+            + columns * COLUMN_BYTES
+            + entries * entry
+            + threads * lists
     }
 
     /// The columns of a block.
@@ -140,18 +190,13 @@ impl Working {
         self.place[k] != 0.0 || self.free == Some(k)
     }
 
-    /// The entries of a column in a tile.
-    fn run(&self, k: usize, tile: usize) -> std::ops::Range<usize> {
-        run(&self.runs, k * self.tiles + tile)
-    }
-
     fn scale(&self) -> Scale {
         self.scale.expect("it is set with the columns")
     }
 
     /// Computes the rows' slopes from the steps so far, which removes the rounding of all changes.
     pub(super) fn derive_slopes(&mut self) {
-        let (scale, ones) = (self.scale(), self.values.is_none());
+        let (scale, ones) = (self.scale(), self.ones);
         let rows = self.rows.iter().zip(&self.pulls);
         let slopes = rows.map(|(row, pull)| pull + row.bend * row.way);
         for (own, slope) in self.slopes.iter_mut().zip(slopes) {
@@ -161,9 +206,7 @@ impl Working {
 
     /// Number of entries of a column.
     pub(super) fn entries(&self, k: usize) -> usize {
-        let before = (k * self.tiles).checked_sub(1).map_or(0, |before| self.runs[before]);
-        (k * self.tiles + self.tiles).checked_sub(1).map_or(0, |last| self.runs[last] - before)
-            as usize
+        self.entries[k] as usize
     }
 
     /// Σ over rows of columns' values times `slopes`, as integers: `[columns]`.
@@ -172,7 +215,7 @@ impl Working {
         let part = columns.len().div_ceil(pool.threads_for(entries)).max(1);
         let mut sums = vec![0_i64; columns.len()];
         pool.share(sums.chunks_mut(part).zip(columns.chunks(part)), |(sums, columns)| {
-            for (tile, slopes) in self.slopes.as_chunks::<TILE>().0.iter().enumerate() {
+            for (tile, slopes) in self.tiles.iter().zip(self.slopes.as_chunks::<TILE>().0) {
                 for (sum, &k) in sums.iter_mut().zip(columns) {
                     *sum = sum.wrapping_add(self.sum(k, tile, slopes));
                 }
@@ -183,10 +226,9 @@ impl Working {
 
     /// A column's sum over the rows of a tile.
     #[inline(always)]
-    fn sum(&self, k: usize, tile: usize, slopes: &[i64; TILE]) -> i64 {
-        let run = self.run(k, tile);
-        let places = &self.places[run.clone()];
-        match &self.values {
+    fn sum(&self, k: usize, tile: &Tile, slopes: &[i64; TILE]) -> i64 {
+        let (places, values) = tile.column(k);
+        match values {
             None => {
                 let mut sums = [0_i64; 4];
                 let (chunks, rest) = places.as_chunks::<4>();
@@ -204,7 +246,7 @@ impl Working {
                 let scale = self.scale();
                 let terms = places
                     .iter()
-                    .zip(&values[run])
+                    .zip(values)
                     .map(|(&place, x)| scale.to(f64::from_bits(slopes[place as usize] as u64) * x));
                 terms.fold(0, i64::wrapping_add)
             }
@@ -221,11 +263,10 @@ impl Working {
             .collect();
         let entries = steps.iter().map(|&(k, _)| self.entries(k)).sum();
         let scale = self.scale();
-        self.on_tiles(entries, pool, |working, tile, rows, slopes| {
+        self.on_tiles(entries, pool, |tile, rows, slopes| {
             for &(k, step) in &steps {
-                let run = working.run(k, tile);
-                let places = &working.places[run.clone()];
-                match working.values {
+                let (places, values) = tile.column(k);
+                match values {
                     None => {
                         let scaled = step * scale.up;
                         for &place in places {
@@ -236,7 +277,7 @@ impl Working {
                         }
                     }
                     Some(values) => {
-                        for (&place, x) in places.iter().zip(&values[run]) {
+                        for (&place, x) in places.iter().zip(values) {
                             let row = &mut rows[place as usize];
                             row.way += step * x;
                             let slope = &mut slopes[place as usize];
@@ -254,26 +295,25 @@ impl Working {
     pub(super) fn multiply(&mut self, direction: &[(usize, f64)], pool: &Pool) {
         let entries = direction.iter().map(|&(k, _)| self.entries(k)).sum();
         let scale = self.scale();
-        self.on_tiles(entries, pool, |working, tile, rows, slopes| {
+        self.on_tiles(entries, pool, |tile, rows, slopes| {
             slopes.fill(0); // the bits of 0.0
             let mut add = |place: u16, share: f64| {
                 let way = &mut slopes[place as usize];
                 *way = (f64::from_bits(*way as u64) + share).to_bits() as i64;
             };
             for &(k, share) in direction {
-                let run = working.run(k, tile);
-                let places = &working.places[run.clone()];
-                match working.values {
+                let (places, values) = tile.column(k);
+                match values {
                     None => places.iter().for_each(|&place| add(place, share)),
                     Some(values) => {
-                        let entries = places.iter().zip(&values[run]);
+                        let entries = places.iter().zip(values);
                         entries.for_each(|(&place, x)| add(place, share * x));
                     }
                 }
             }
             for (slope, row) in slopes.iter_mut().zip(rows) {
                 let product = row.bend * f64::from_bits(*slope as u64);
-                *slope = match working.values {
+                *slope = match tile.values {
                     None => scale.to(product),
                     Some(_) => product.to_bits() as i64,
                 };
@@ -281,23 +321,21 @@ impl Working {
         });
     }
 
-    /// Calls `work` on the rows and slopes of each tile, on as many threads as `entries` justify.
+    /// Calls `work` on each tile, its rows and slopes, on as many threads as `entries` justify.
     fn on_tiles(
         &mut self,
         entries: usize,
         pool: &Pool,
-        work: impl Fn(&Entries<'_>, usize, &mut [Row; TILE], &mut [i64; TILE]) + Sync,
+        work: impl Fn(&Tile, &mut [Row; TILE], &mut [i64; TILE]) + Sync,
     ) {
-        let Working { tiles, runs, places, values, rows, slopes, .. } = self;
-        let values = values.as_deref();
-        let all = Entries { tiles: *tiles, runs, places, values };
+        let Working { tiles, rows, slopes, .. } = self;
         let rows = rows.as_chunks_mut::<TILE>().0;
         let slopes = slopes.as_chunks_mut::<TILE>().0;
-        let part = tiles.div_ceil(pool.threads_for(entries)).max(1);
-        let parts = rows.chunks_mut(part).zip(slopes.chunks_mut(part)).enumerate();
-        pool.share(parts, |(at, (rows, slopes))| {
-            for (tile, (rows, slopes)) in (at * part..).zip(rows.iter_mut().zip(slopes)) {
-                work(&all, tile, rows, slopes);
+        let part = tiles.len().div_ceil(pool.threads_for(entries)).max(1);
+        let parts = tiles.chunks(part).zip(rows.chunks_mut(part).zip(slopes.chunks_mut(part)));
+        pool.share(parts, |(tiles, (rows, slopes))| {
+            for (tile, (rows, slopes)) in tiles.iter().zip(rows.iter_mut().zip(slopes)) {
+                work(tile, rows, slopes);
             }
         });
     }
@@ -310,97 +348,77 @@ impl Working {
     /// This worker's part of a block's Hessian: the lower triangle row by row, in multiples of the
     /// units, two numbers of 32 bits in each integer.
     ///
-    /// Each row has a list of its entries in the columns so far; a new entry meets all of them.
+    /// Each row of a tile has a list of its entries in the columns so far; a new entry meets all of
+    /// them.
     pub(super) fn gram(&self, block: usize, units: Units, lists: &mut Lists) -> Vec<i64> {
         let columns = self.block(block);
         let n = columns.len();
         let all = units.of_all();
-        lists.begin(self.tiles * TILE);
-        let mut triangle = Vec::with_capacity(n * (n + 1) / 2 + 1);
-        let mut line = vec![0_i32; n];
-        for (at, k) in columns.enumerate() {
-            line[..=at].fill(0);
-            let factor = units.factor(self.curvatures[k]);
-            for (tile, rows) in self.rows.as_chunks::<TILE>().0.iter().enumerate() {
-                let run = self.run(k, tile);
-                let values = self.values.as_ref().map(|values| &values[run.clone()]);
-                for (entry, &place) in self.places[run].iter().enumerate() {
+        let numbers = n * (n + 1) / 2;
+        let mut triangle = vec![0_i32; numbers.next_multiple_of(2)];
+        for (tile, rows) in self.tiles.iter().zip(self.rows.as_chunks::<TILE>().0) {
+            lists.begin();
+            let mut rest = &mut triangle[..];
+            for (at, k) in columns.clone().enumerate() {
+                let (line, below) = std::mem::take(&mut rest).split_at_mut(at + 1);
+                rest = below;
+                let factor = units.factor(self.curvatures[k]);
+                let (places, values) = tile.column(k);
+                for (entry, &place) in places.iter().enumerate() {
                     let bend = rows[place as usize].bend * all;
-                    let row = tile * TILE + place as usize;
                     match values {
-                        None => lists.meet_ones(row, at, (bend + 0.5) as i32, &mut line),
+                        None => lists.meet_ones(place, at, (bend + 0.5) as i32, line),
                         Some(values) => {
-                            lists.meet(row, at, values[entry] * factor, bend, &mut line);
+                            lists.meet(place, at, values[entry] * factor, bend, line);
                         }
                     }
                 }
             }
-            triangle.extend_from_slice(&line[..=at]);
-        }
-        if triangle.len() % 2 > 0 {
-            triangle.push(0);
         }
         let (pairs, _) = triangle.as_chunks::<2>();
         pairs.iter().map(|&[low, high]| i64::from(low as u32) | i64::from(high) << 32).collect()
     }
 }
 
-/// The entries of all columns.
-struct Entries<'a> {
-    tiles: usize,
-    runs: &'a [u32],
-    places: &'a [u16],
-    values: Option<&'a [f64]>,
-}
+/// Bytes of a column beside its entries.
+const COLUMN_BYTES: usize = size_of::<Option<u32>>() + 3 * size_of::<f64>() + size_of::<u32>();
 
-impl Entries<'_> {
-    /// Those of a column in a tile.
-    fn run(&self, k: usize, tile: usize) -> std::ops::Range<usize> {
-        run(self.runs, k * self.tiles + tile)
-    }
-}
-
-fn run(runs: &[u32], at: usize) -> std::ops::Range<usize> {
-    let begin = at.checked_sub(1).map_or(0, |before| runs[before]);
-    begin as usize..runs[at] as usize
-}
-
-/// Entries of rows in the columns of a block so far.
+/// Entries of a tile's rows in the columns of a block so far.
 #[derive(Debug, Default)]
 pub(super) struct Lists {
-    /// The last entry of each row, counted from 1; 0 if there is none.
+    /// The last entry of each row, counted from 1; 0 if there is none: `[TILE]`.
     heads: Vec<u32>,
     entries: Vec<Entry>,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Entry {
-    row: u32,
+    place: u16,
+    column: u16,
     /// The row's entry before it, as in `heads`.
     next: u32,
-    column: u32,
     value: f32,
 }
 
 impl Lists {
-    fn begin(&mut self, rows: usize) {
-        self.heads.resize(rows, 0);
+    fn begin(&mut self) {
+        self.heads.resize(TILE, 0);
         for entry in self.entries.drain(..) {
-            self.heads[entry.row as usize] = 0;
+            self.heads[entry.place as usize] = 0;
         }
     }
 
-    fn append(&mut self, row: usize, column: usize, value: f64) -> u32 {
-        let next = self.heads[row];
-        let entry = Entry { row: row as u32, next, column: column as u32, value: value as f32 };
+    fn append(&mut self, place: u16, column: usize, value: f64) -> u32 {
+        let head = &mut self.heads[place as usize];
+        let entry = Entry { place, column: column as u16, next: *head, value: value as f32 };
         self.entries.push(entry);
-        self.heads[row] = self.entries.len() as u32;
-        self.heads[row]
+        *head = self.entries.len() as u32;
+        *head
     }
 
     #[inline(always)]
-    fn meet_ones(&mut self, row: usize, column: usize, bend: i32, line: &mut [i32]) {
-        let mut next = self.append(row, column, 1.0);
+    fn meet_ones(&mut self, place: u16, column: usize, bend: i32, line: &mut [i32]) {
+        let mut next = self.append(place, column, 1.0);
         while let Some(entry) = self.entries.get((next as usize).wrapping_sub(1)) {
             let sum = &mut line[entry.column as usize];
             *sum = sum.wrapping_add(bend);
@@ -409,8 +427,8 @@ impl Lists {
     }
 
     #[inline(always)]
-    fn meet(&mut self, row: usize, column: usize, x: f64, bend: f64, line: &mut [i32]) {
-        let mut next = self.append(row, column, x);
+    fn meet(&mut self, place: u16, column: usize, x: f64, bend: f64, line: &mut [i32]) {
+        let mut next = self.append(place, column, x);
         let bend = bend * f64::from(x as f32);
         while let Some(entry) = self.entries.get((next as usize).wrapping_sub(1)) {
             let sum = &mut line[entry.column as usize];
@@ -457,7 +475,10 @@ mod tests {
             (0..COLUMNS as u32).rev().map(Some).chain([None]).map(planned).collect();
         let blocks = [all[..5].to_vec(), all[5..].to_vec()];
         let scale = Scale::with_headroom(ROWS as u64, 1.0, 8);
-        (Working::new(columns, &blocks, ones, pulls.clone(), &bends, scale), pulls, bends)
+        let mut working = Working::new(&blocks, ones, pulls.clone(), &bends, scale);
+        let at: Vec<Option<usize>> = (0..COLUMNS).rev().map(Some).chain([None]).collect();
+        working.gather(ROWS, columns, &at);
+        (working, pulls, bends)
     }
 
     /// Dense columns of the working set.
@@ -537,10 +558,10 @@ mod tests {
 
     #[test]
     fn a_worker_without_rows_is_no_trouble() {
-        let none = Columns::new(&[], &[], Vec::new(), None);
         let planned = Planned { column: None, weight: 1.0, curvature: 1.0, is_free: true };
         let scale = Scale::new(1, 1.0);
-        let mut working = Working::new(&none, &[vec![planned]], true, Vec::new(), &[], scale);
+        let mut working = Working::new(&[vec![planned]], true, Vec::new(), &[], scale);
+        working.gather(0, &Columns::default(), &[None]);
         let pool = Pool::default();
         assert_eq!(working.go(std::iter::once((0, 2.0)), &pool), 0);
         working.multiply(&[(0, 1.0)], &pool);

@@ -47,6 +47,7 @@ impl<'a> Driver<'a> {
             files: job.files.clone(),
             threads: job.threads,
             cache: job.cache.clone(),
+            memory: job.memory,
             positive_weight: job.positive_weight,
         };
         let loaded: Vec<Loaded> = ask_workers(cluster, &load)?;
@@ -92,6 +93,7 @@ impl<'a> Driver<'a> {
             columns,
             left_out: 0,
             rss: BTreeMap::new(),
+            data_bytes: None,
             before_newton: Vec::new(),
         };
         job.warm_start.as_ref().map_or(Ok(()), |model| driver.start_from(model))?;

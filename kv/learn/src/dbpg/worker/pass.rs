@@ -26,6 +26,8 @@ pub(crate) struct Passed {
     pub(crate) counted: Counted,
     pub(crate) peak_rss_mib: f64,
     pub(crate) process: u32,
+    /// The most that data on disk has taken of memory, as counted.
+    pub(crate) data_bytes: Option<u64>,
 }
 
 pub(super) struct Pending {
@@ -133,6 +135,7 @@ impl Pass<'_> {
             counted,
             peak_rss_mib,
             process,
+            data_bytes: None,
         })
     }
 
