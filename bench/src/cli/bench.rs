@@ -183,6 +183,9 @@ pub(crate) struct ScaleArgs {
     /// Passes over the data, at most
     #[arg(long, value_name = "N", default_value_t = 200, value_parser = large_count())]
     pub(crate) passes: u64,
+    /// Trains by the second-order method in place of the published one
+    #[arg(long)]
+    pub(crate) newton: bool,
     #[command(flatten)]
     pub(crate) network: SimulatedNetwork,
     /// Only compares the charge for computing with its time here

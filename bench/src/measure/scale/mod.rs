@@ -26,7 +26,7 @@ use caravan_van::sim::{Faults, Network, Stragglers};
 use crate::cli::ending::Usage;
 use crate::cli::interrupt::tidily;
 use crate::cli::values::FilterList;
-use crate::cli::{Common, ScaleArgs};
+use crate::cli::{Common, ScaleArgs, SimulatedNetwork};
 use crate::cluster::{apps, handles};
 use crate::doctor::machine::Machine;
 use crate::measure::simulated::{micros, network, patient};
@@ -145,17 +145,23 @@ impl<'a> Bench<'a> {
     }
 
     /// The published method: blocks in a new random order each pass, no Newton steps, and no
-    /// screening unless a flag asks for it.
+    /// screening unless a flag asks for it. With `--newton` the second-order one.
     fn job(&self) -> Job {
+        let newton = Job {
+            epsilon: 0.0,
+            passes_max: self.passes,
+            filters: Filters { kkt: true, ..Filters::NONE },
+            ..Job::new(vec![self.data.train.clone()], self.args.lambda)
+        };
+        if self.args.newton {
+            return newton;
+        }
         Job {
             blocks: Some(self.args.blocks as usize),
             order: blocks::Order::Shuffled { seed: self.args.seed },
-            epsilon: 0.0,
-            passes_max: self.passes,
             curvature: Curvature::Published,
-            filters: Filters { kkt: true, ..Filters::NONE },
             newton: None,
-            ..Job::new(vec![self.data.train.clone()], self.args.lambda)
+            ..newton
         }
     }
 
@@ -179,6 +185,22 @@ impl<'a> Bench<'a> {
         network(self.args.seed, &self.args.network, self.args.stands_for, stragglers)
     }
 
+    /// Seconds of one worker that waits for no message, in the same steps.
+    fn alone(&self, filters: &FilterList, target: f64) -> Result<f64> {
+        let free = SimulatedNetwork {
+            gbit: 0.0,
+            latency_us: 0.0,
+            jitter: 0.0,
+            overhead_us: 0.0,
+            overhead_ns_per_byte: 0.0,
+        };
+        let steady = Stragglers::default();
+        let network = network(self.args.seed, &free, self.args.stands_for, steady);
+        let job = Job { filters: filters.filters, ..self.job() };
+        let Run { passes, .. } = simulate(&network, ClusterConfig::default(), job, target)?;
+        passes.last().map(|last| last.seconds).context("a run makes a pass at least")
+    }
+
     fn case(&self, case: &Case<'_>, optimum: f64, before: &[Scale]) -> Result<Scale> {
         let Case { workers, delay, filters } = *case;
         let mut job = self.job();
@@ -190,6 +212,8 @@ impl<'a> Bench<'a> {
         let last = passes.last().context("a run makes a pass at least")?;
         let first = before.iter().find(|row| row.delay == delay && row.filters == filters.name);
         let relative = last.objective / optimum - 1.0;
+        let alone = before.iter().find(|row| row.filters == filters.name);
+        let alone = alone.map_or_else(|| self.alone(filters, target), |row| Ok(row.alone))?;
         let [factor, every, spell] = self.args.straggle;
         Ok(Scale {
             workers,
@@ -198,8 +222,11 @@ impl<'a> Bench<'a> {
             filters: filters.name.clone(),
             straggle: [factor, self.args.always_slow, every, spell],
             passes: last.pass + 1,
+            rounds: last.rounds,
             seconds: last.seconds,
             speedup: first.map_or(1.0, |first| first.seconds / last.seconds),
+            alone,
+            of_perfect: last.seconds * workers as f64 / alone,
             idle: 1.0 - busy(&passes).iter().sum::<f64>() / last.seconds,
             objective: last.objective,
             relative,
@@ -336,6 +363,21 @@ mod tests {
             assert_eq!(saved, row.filters == "all", "{row:?}");
         }
         assert_eq!(once[0].speedup, 1.0);
+    }
+
+    /// It takes the same steps on any number of workers, so perfect speed-up is a bound.
+    #[test]
+    fn the_second_order_method_counts_its_rounds_and_bytes() {
+        let rows = rows(
+            "caravan bench scale --newton --rows 2000 --lambda 2 --servers 2 --nodes 1,4 --delay 0 \
+             --filters screen+kkt --target 1e-6",
+        );
+        let [one, four] = &rows[..] else { panic!("{rows:?}") };
+        assert_eq!((one.wrong, four.wrong), (0, 0), "{rows:?}");
+        assert_eq!((one.objective, one.rounds), (four.objective, four.rounds));
+        assert!(one.rounds > one.passes && one.alone == four.alone, "{rows:?}");
+        assert!(one.of_perfect >= 1.0 && four.of_perfect > one.of_perfect, "{rows:?}");
+        assert!(four.worker_bytes_sent > one.worker_bytes_sent, "{rows:?}");
     }
 
     /// What a delay is for: nobody waits for whoever is slow just now.

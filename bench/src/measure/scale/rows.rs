@@ -53,10 +53,16 @@ row! {
         /// the mean times between and within spells of all others, in ms.
         straggle: [f64; 4],
         passes: u64 => "passes",
+        /// Blocks visited, products on the face, and orders to the second-order method.
+        rounds: u64 => "rounds",
         /// Simulated, until the end of the pass that reached the target.
         seconds: f64 => "seconds" as four,
         /// Against the first row of the same delay, filters and stragglers.
         speedup: f64 => "speed-up" as ratio,
+        /// The seconds of one worker that waits for no message.
+        alone: f64 => "alone" as four,
+        /// Against those, divided by the number of workers.
+        of_perfect: f64 => "of perfect" as ratio,
         /// Share of that time in which workers did not compute, on average.
         idle: f64 => "idle" as three,
         objective: f64,

@@ -257,6 +257,10 @@ pub struct Progress {
     /// Column gradients computed so far.
     #[serde(skip)]
     pub columns_computed: usize,
+    /// Rounds so far, each of which ends when all workers have taken part: blocks visited, products
+    /// on the face, and orders of the driver to the second-order method.
+    #[serde(skip)]
+    pub rounds: u64,
     /// The stop rule's decision.
     #[serde(skip)]
     pub stop: Stop,

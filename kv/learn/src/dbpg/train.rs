@@ -385,6 +385,7 @@ impl<'a> Driver<'a> {
             tail_dropped: self.columns[1],
             bound: None,
             columns_computed: passed.iter().map(|passed| passed.columns_computed).sum(),
+            rounds: self.rounds(&passed),
             stop,
         };
         Ok((report, steepest))
@@ -401,6 +402,12 @@ impl<'a> Driver<'a> {
             }
         }
         Ok(reports)
+    }
+
+    /// Rounds so far.
+    fn rounds(&self, passed: &[Passed]) -> u64 {
+        let newton = passed.iter().map(|passed| passed.rounds).max().unwrap_or(0);
+        self.task - 1 + newton
     }
 
     /// Time since training began.
@@ -480,6 +487,7 @@ impl<'a> Driver<'a> {
             tail_dropped: self.columns[1],
             bound: Some(step.bound),
             columns_computed: passed.iter().map(|passed| passed.columns_computed).sum(),
+            rounds: self.rounds(&passed),
             stop: if step.done { Stop::Done } else { Stop::Continue },
         };
         Ok((report, step.stalled))

@@ -142,6 +142,7 @@ impl Training {
     fn passed(&mut self, node: &mut WorkerNode, data: &Data) -> Result<Passed, String> {
         let task = self.newton.as_mut().ok_or("this job takes first-order steps only")?;
         let busy = task.busy;
+        let rounds = task.rounds;
         let data_bytes = task.budget.map(|budget| budget.peak());
         self.columns_computed += std::mem::take(&mut task.columns_computed);
         let columns_computed = self.columns_computed;
@@ -156,6 +157,7 @@ impl Training {
             loss,
             busy_seconds,
             columns_computed,
+            rounds,
             counted,
             peak_rss_mib,
             process,

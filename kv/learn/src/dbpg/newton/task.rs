@@ -54,6 +54,8 @@ pub(crate) struct Task {
     pub(crate) budget: Option<Budget>,
     /// Columns whose gradients were computed, and blocks visited, since the start.
     pub(crate) columns_computed: usize,
+    /// Orders, blocks visited and products since the start.
+    pub(crate) rounds: u64,
     /// Time spent computing since the last `Measure`.
     pub(crate) busy: Duration,
 }
@@ -80,6 +82,7 @@ impl Task {
             lists: Vec::new(),
             budget,
             columns_computed: 0,
+            rounds: 0,
             busy: Duration::ZERO,
         })
     }
@@ -93,6 +96,10 @@ impl Task {
 impl Run<'_> {
     /// Runs an order; `Dual` and `Losses` are answered with sums.
     pub(crate) fn run(&mut self, order: Order) -> caravan_kv::Result<Vec<Whole>> {
+        self.task.rounds += match &order {
+            Order::Sweep { blocks, .. } => blocks.len() as u64,
+            _ => 1,
+        };
         match order {
             Order::Measure { clock, softness, scales } => self.measure(clock, softness, scales)?,
             Order::Dual { positive, negative } => return self.dual(positive, negative),
@@ -260,6 +267,7 @@ impl Run<'_> {
         let sums = rows(Kind::Sum, threads, on_face());
         let summed: Vec<usize> = sums.iter().flat_map(|(_, block)| faces[*block].clone()).collect();
         for clock in (first..).step_by(2) {
+            self.task.rounds += 1;
             let values = self.sums(&summed)?;
             let (keys, lengths) = of_rows(&sums, |block| faces[block].len());
             let worker = &mut self.node.worker;

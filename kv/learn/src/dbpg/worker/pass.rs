@@ -22,6 +22,8 @@ pub(crate) struct Passed {
     pub(crate) loss: f64,
     pub(crate) busy_seconds: f64,
     pub(crate) columns_computed: usize,
+    /// Rounds of the second-order method since the start.
+    pub(crate) rounds: u64,
     /// Since the start.
     pub(crate) counted: Counted,
     pub(crate) peak_rss_mib: f64,
@@ -132,6 +134,7 @@ impl Pass<'_> {
             loss,
             busy_seconds: self.training.busy.as_secs_f64(),
             columns_computed: self.training.columns_computed,
+            rounds: self.training.newton.as_ref().map_or(0, |task| task.rounds),
             counted,
             peak_rss_mib,
             process,
