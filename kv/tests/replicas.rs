@@ -335,6 +335,34 @@ fn chains_are_filled_up_without_workers() {
     driver.join().unwrap_or_else(|stopped| panic!("{stopped}"));
 }
 
+/// A loss of which nobody has heard yet, at each of the requests about whole tables; one client has
+/// created none.
+#[test]
+fn tables_are_listed_and_dropped_when_servers_die() {
+    let network = Network::new(1, Faults::none());
+    let driver = network.spawn("driver", |network| {
+        let mut config = ClusterConfig { servers: 4, workers: 0, ..ClusterConfig::default() };
+        config.node.server_losses_max = 3;
+        let launch = Launch::Simulated(Handles::default(), Apps::default());
+        let cluster = Cluster::launch(&config, launch).unwrap();
+        let mut creator = cluster.client().unwrap();
+        let mut other = cluster.client().unwrap();
+        let [sums, _] = tables(1).map(|spec| creator.create_table(&spec).unwrap());
+        network.crash("server 0");
+        assert_eq!(other.list_tables("").unwrap().len(), 2);
+        network.sleep(Duration::from_secs(20)); // chains are filled up
+        network.crash("server 1");
+        creator.drop_table(sums).unwrap();
+        network.sleep(Duration::from_secs(20));
+        network.crash("server 2");
+        assert_eq!(other.drop_tables("").unwrap(), 1);
+        assert_eq!(creator.list_tables("").unwrap().len(), 0);
+        drop((creator, other));
+        cluster.shutdown().unwrap();
+    });
+    driver.join().unwrap_or_else(|stopped| panic!("{stopped}"));
+}
+
 /// A push that its primary has no memory for is in no copy, or in all of them.
 #[test]
 fn a_primary_without_memory_and_its_copy_stay_equal() {

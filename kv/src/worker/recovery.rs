@@ -41,7 +41,7 @@ pub(super) struct Recovery {
     told: Vec<bool>,
     /// When the lane to each server may be made again.
     retry_at: Vec<Duration>,
-    /// Whether any table has had replicas.
+    /// Whether any table has had replicas, or a request about tables has outlived a server.
     pub(super) is_on: bool,
     /// Whether there may be anything for [`Worker::recover`] to do.
     pub(super) is_due: bool,

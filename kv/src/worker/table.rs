@@ -123,17 +123,8 @@ impl Worker {
         self.own_filters.make(spec, Some(self.endpoint.lanes.node()))?;
         let spec = &spec.clone().namespace(&within(&self.namespace, &spec.namespace));
         let text = serde_json::to_vec(spec)?;
-        let place = loop {
-            if spec.replicas > 0 {
-                self.tell_view()?;
-            }
-            match self.create_everywhere(spec, range, &text) {
-                // Its lane is made again, or it counts as lost.
-                Err(Error::ServerLost { .. }) if spec.replicas > 0 && !self.living().is_empty() => {
-                }
-                created => break created?,
-            }
-        };
+        self.recovery.is_on |= spec.replicas > 0;
+        let place = self.ask_survivors(|worker| worker.create_everywhere(spec, range, &text))?;
         Ok(Table(place as u32, self.tables[place].number))
     }
 
@@ -241,8 +232,7 @@ impl Worker {
     /// [`Error::UnknownTable`]; [`Error::ServerLost`].
     pub fn drop_table(&mut self, table: Table) -> Result<()> {
         self.known(table)?;
-        let dropped = self.broadcast(RequestKind::Drop, table.1, &[])?;
-        self.wait(dropped)?;
+        self.drop_everywhere(table.1)?;
         self.forget_tables(|it| it.is(table));
         Ok(())
     }
@@ -257,10 +247,7 @@ impl Worker {
         let mut tables = self.tables_within(&namespace)?;
         // Those of jobs are not within the empty namespace.
         tables.retain(|(_, spec)| spec.is_within(&namespace));
-        for (number, _) in &tables {
-            let dropped = self.broadcast(RequestKind::Drop, *number, &[])?;
-            self.wait(dropped)?;
-        }
+        tables.iter().try_for_each(|(number, _)| self.drop_everywhere(*number))?;
         self.forget_tables(|it| it.spec.is_within(&namespace));
         Ok(tables.len())
     }
@@ -278,7 +265,35 @@ impl Worker {
 
     /// The tables of a namespace and of those within it, with their numbers.
     fn tables_within(&mut self, namespace: &str) -> Result<Vec<(u32, TableSpec)>> {
-        self.ask_first(RequestKind::Tables, namespace.as_bytes())
+        self.ask_survivors(|worker| worker.ask_first(RequestKind::Tables, namespace.as_bytes()))
+    }
+
+    /// Has all servers drop a table.
+    fn drop_everywhere(&mut self, number: u32) -> Result<()> {
+        self.ask_survivors(|worker| {
+            let dropped = worker.broadcast(RequestKind::Drop, number, &[])?;
+            worker.wait(dropped).map(drop)
+        })
+    }
+
+    /// Asks servers about whole tables. If one is lost meanwhile and the others go on, asks those
+    /// again.
+    fn ask_survivors<T>(&mut self, ask: impl Fn(&mut Worker) -> Result<T>) -> Result<T> {
+        loop {
+            if self.recovery.is_on {
+                self.tell_view()?;
+            }
+            match ask(self) {
+                // Its lane is made again, or it counts as lost; a watch knows which.
+                Err(Error::ServerLost { .. }) if self.goes_on() => self.recovery.is_on = true,
+                asked => return asked,
+            }
+        }
+    }
+
+    /// Whether this worker goes on without a server that is lost.
+    fn goes_on(&self) -> bool {
+        (self.recovery.is_on || self.waits.is_watched()) && !self.living().is_empty()
     }
 
     /// Forgets the tables of this worker's namespace, which another drops.

@@ -41,6 +41,11 @@ impl Waits {
         Waits { watch: None, nap: NAP, is_failing: false, naps: 0, silence_max }
     }
 
+    /// Whether anybody says which servers are lost.
+    pub(super) fn is_watched(&self) -> bool {
+        self.watch.is_some()
+    }
+
     /// Asks the watch which server threads are lost so far.
     pub(super) fn look(&mut self) -> Result<Vec<usize>> {
         let looked = self.watch.as_mut().map_or(Ok(Vec::new()), |watch| watch());

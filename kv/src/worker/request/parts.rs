@@ -224,10 +224,7 @@ impl Worker {
         }
         let saved = coding.saved_bytes();
         let mut posted = self.endpoint.lanes.post(peer, draft, coding);
-        if let Err(caravan_van::Error::NotConnected { .. } | caravan_van::Error::PeerLost { .. }) =
-            posted
-            && is_kept
-        {
+        if is_kept && posted.as_ref().is_err_and(is_closed) {
             self.recovery.post_later(timestamp);
             posted = Ok(());
         }
@@ -295,7 +292,11 @@ impl Worker {
             let values = Values::Copied(body);
             let draft = Draft { values, ..draft(timestamp, kind, table, self.clock) };
             let posted = self.endpoint.lanes.post(peer, draft, &mut Coding::plain());
-            self.enter(whole, Part { timestamp, server, ..Part::default() }, posted)
+            let part = Part { timestamp, server, ..Part::default() };
+            self.enter(whole, part, posted).map_err(|error| match error {
+                Error::Van(error) if is_closed(&error) => self.servers[server].error(),
+                error => error,
+            })
         });
         self.seal(whole, sent.map(|()| None));
         Ok(whole)
@@ -417,6 +418,12 @@ impl Worker {
         }
         self.settle(timestamp.0);
     }
+}
+
+/// Whether a message could not be posted because its lane has broken.
+fn is_closed(error: &caravan_van::Error) -> bool {
+    use caravan_van::Error::{NotConnected, PeerLost};
+    matches!(error, NotConnected { .. } | PeerLost { .. })
 }
 
 /// The header fields that all messages of a request share.
