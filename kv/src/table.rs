@@ -321,8 +321,8 @@ impl TableSpec {
 
     /// The same table with this many copies of each shard, on other server threads. A push is
     /// answered when all copies have it. When a server is lost, the next one that has a copy
-    /// serves, and workers send it again what was not answered. Who is lost says
-    /// [`Worker::watch_servers`](crate::Worker::watch_servers); a cluster does not yet, and ends.
+    /// serves, and workers send it again what was not answered. The scheduler says who is lost,
+    /// without one [`Worker::watch_servers`](crate::Worker::watch_servers).
     pub fn replicas(mut self, replicas: u32) -> Self {
         self.replicas = replicas;
         self

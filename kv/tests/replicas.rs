@@ -12,14 +12,15 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use caravan_kv::server::ChainCounters;
+use caravan_kv::consistency::Admission;
+use caravan_kv::server::{ChainCounters, Pulled, Request};
 use caravan_kv::{
-    Apps, Cluster, ClusterConfig, Handles, Launch, Placement, ServerAddress, ServerThread, Table,
-    TableSpec, Timestamp, ValueType, Worker,
+    Apps, Cluster, ClusterConfig, Handles, Launch, Placement, ServerAddress, ServerThread, Shard,
+    Table, TableSpec, Timestamp, ValueType, Worker,
 };
 use caravan_van::sim::{Faults, Network, for_each_seed};
 use caravan_van::wire::{Coding, Kind};
-use caravan_van::{Account, Arrival, Draft, KeyRange, PeerId, Values};
+use caravan_van::{Account, Arrival, Draft, KeyRange, PeerId, Pool, Values};
 use cluster::{Draws, connect, endpoint_of, server_endpoint};
 
 const KEYS: u64 = 60;
@@ -50,6 +51,58 @@ impl Oracle {
     }
 }
 
+/// Counts commands. A pull waits until there were as many as its clock says. It gives no rows away.
+#[derive(Default)]
+struct Ticks {
+    count: u64,
+    answer: [u8; 8],
+}
+
+impl Shard for Ticks {
+    fn admit(&self, request: &Request<'_>) -> Admission {
+        match request.pulls && request.clock > self.count {
+            true => Admission::AfterClock(request.clock),
+            false => Admission::Now,
+        }
+    }
+
+    fn clock(&self) -> u64 {
+        self.count
+    }
+
+    fn push(&mut self, _request: &Request<'_>, _memory: &Pool) -> Result<(), String> {
+        Err("ticks are commands".to_owned())
+    }
+
+    fn pull(&mut self, _request: &Request<'_>) -> Result<Pulled<'_>, String> {
+        self.answer = self.count.to_le_bytes();
+        Ok(Pulled::Stored(&self.answer))
+    }
+
+    fn read(&mut self, _request: &Request<'_>, _into: &mut [u8]) {}
+
+    fn command(&mut self, _sender: u32, _body: &[u8]) -> Result<Vec<u8>, String> {
+        self.count += 1;
+        Ok(self.count.to_le_bytes().to_vec())
+    }
+}
+
+fn ticks(replicas: u32) -> TableSpec {
+    let spec = TableSpec::new(3, "ticks", ValueType::U64, 1).handle("ticks").replicas(replicas);
+    spec.keys(KeyRange::new(0, KEYS).unwrap())
+}
+
+/// Commands all shards, behind a pull that waits for this; returns their counts.
+fn tick(worker: &mut Worker, table: Table, before: u64) -> Vec<u64> {
+    worker.set_clock(before + 1);
+    let pulled = worker.pull(table, &[0]).unwrap();
+    let ticked = worker.command(table, &[]).unwrap();
+    worker.set_clock(0);
+    let counts = worker.wait(ticked).unwrap().replies;
+    assert!(worker.wait(pulled).unwrap().values::<u64>()[0] > before);
+    counts.iter().map(|count| u64::from_le_bytes(count[..].try_into().unwrap())).collect()
+}
+
 fn start(
     network: &Network,
     count: usize,
@@ -60,7 +113,8 @@ fn start(
         let (stop, oracle) = (stop.clone(), oracle.clone());
         network.spawn(&format!("server {index}"), move |network| {
             let endpoint = server_endpoint(network, index as u32);
-            let server = ServerThread::new(endpoint, index, count, Handles::default());
+            let handles = Handles::default().with("ticks", |_, _, _| Ok(Box::<Ticks>::default()));
+            let server = ServerThread::new(endpoint, index, count, handles);
             let mut server = server.move_by(100);
             server.run(&stop).unwrap();
             *oracle.counters.lock().unwrap() += server.chains();
@@ -90,16 +144,18 @@ fn draw_keys(draws: &mut Draws, own: u64) -> Vec<u64> {
     keys
 }
 
-/// Pushes and pulls; returns what was pushed to each key.
+/// Pushes, pulls and commands; returns what was pushed to each key, and the counts of commands.
 fn work(
     network: &Network,
     worker: &mut Worker,
     oracle: &Oracle,
     replicas: u32,
     [seed, node]: [u64; 2],
-) -> Vec<i64> {
+) -> (Vec<i64>, Vec<Vec<u64>>) {
     let mut draws = Draws(seed << 8 | node);
     let [sums, steps] = tables(replicas).map(|spec| worker.create_table(&spec).unwrap());
+    let ticks = worker.create_table(&ticks(replicas)).unwrap();
+    let mut counts: Vec<Vec<u64>> = Vec::new();
     oracle.begun.fetch_add(1, Ordering::Relaxed);
     let mut pushed = vec![0; KEYS as usize];
     let mut own = 0;
@@ -121,6 +177,9 @@ fn work(
         let step = worker.push(steps, &keys[..1], &[0.5, node as f64]).unwrap();
         waiting.push_back((step, None));
         if draws.below(4) == 0 {
+            counts.push(tick(worker, ticks, counts.last().map_or(0, |last| last[0])));
+        }
+        if draws.below(4) == 0 {
             // What one read has seen, a later one has, too.
             let key = 10 + draws.below(KEYS - 10);
             let pulled = worker.pull(sums, &[key]).unwrap();
@@ -140,7 +199,7 @@ fn work(
         }
     }
     waiting.into_iter().for_each(|(timestamp, _)| drop(worker.wait(timestamp).unwrap()));
-    pushed
+    (pushed, counts)
 }
 
 fn pull<V: caravan_van::Value>(worker: &mut Worker, table: Table) -> Vec<V> {
@@ -242,8 +301,15 @@ fn run(seed: u64) -> (Fault, ChainCounters) {
     let joined: Vec<_> =
         joined.map(|it| it.unwrap_or_else(|stopped| panic!("seed {seed}: {stopped}"))).collect();
     let mut sums = vec![0; KEYS as usize];
-    for (pushed, ..) in &joined {
+    let mut ticked = vec![Vec::new(); servers];
+    for ((pushed, counts), ..) in &joined {
         sums.iter_mut().zip(pushed).for_each(|(sum, pushed)| *sum += pushed);
+        counts.iter().for_each(|of| ticked.iter_mut().zip(of).for_each(|(all, it)| all.push(*it)));
+    }
+    for mut counts in ticked {
+        counts.sort_unstable();
+        let each_once = counts.iter().copied().eq(1..=counts.len() as u64);
+        assert!(each_once, "seed {seed}, {fault:?}: commands were counted {counts:?}");
     }
     for (_, found, steps) in &joined {
         assert_eq!(*found, sums, "seed {seed}, {fault:?}");

@@ -222,7 +222,8 @@ pub trait Shard {
         self.push(request, memory)
     }
 
-    /// Executes a command of the table's handle.
+    /// Executes a command of the table's handle. All copies of a table with replicas execute it,
+    /// so it has to do the same for the same commands and pushes.
     ///
     /// # Errors
     /// The reason why the command is invalid.

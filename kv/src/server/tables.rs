@@ -465,16 +465,7 @@ fn keep(
     reply_to: ReplyTo,
     request: &Request<'_>,
 ) -> Result<(), String> {
-    let Entry { spec, filters, governor, moving, chain, .. } = &*entry;
-    let why = [
-        (filters.is_some(), "has filters"),
-        (governor.is_some(), "has a consistency model"),
-        (chain.is_some(), "has replicas"),
-        (moving.is_some(), "has a shard that moves or is being read"),
-    ];
-    if let Some((_, why)) = why.iter().find(|(is_so, _)| *is_so) {
-        return Err(format!("table {} {why}, so its handle cannot answer later", spec.name));
-    }
+    entry.check_keeps()?;
     let token = owed.enter(reply_to);
     entry.shard.keep(request, token, &mut owed.answers(lanes));
     chains.broken.append(&mut owed.broken);

@@ -18,7 +18,7 @@ use caravan_van::wire::{Coding, Kind};
 use caravan_van::{Draft, KeyRange, Shared, Values};
 
 use super::waiting::Silence;
-use super::{Worker, waiting::Awaited};
+use super::{Table, Worker, waiting::Awaited};
 use crate::error::Result;
 use crate::map::Placed;
 use crate::op::Op;
@@ -97,6 +97,31 @@ impl Recovery {
     pub(super) fn post_later(&mut self, timestamp: u64) {
         self.unposted.insert(timestamp);
         self.is_due = true;
+    }
+
+    /// Whether a part that could not be posted is kept, and will be.
+    ///
+    /// # Errors
+    /// The error if it is not, or its lane is not to blame.
+    #[cold]
+    pub(super) fn excuse(
+        &mut self,
+        timestamp: u64,
+        error: caravan_van::Error,
+    ) -> caravan_van::Result<()> {
+        if !is_closed(&error) || !self.kept.contains_key(&timestamp) {
+            return Err(error);
+        }
+        self.post_later(timestamp);
+        Ok(())
+    }
+
+    /// Whether a command to the shard of a table with this first key is kept.
+    fn keeps_command(&self, table: u32, begin: u64) -> bool {
+        let is_it = |kept: &Kept| {
+            kept.op == Op::Command as u8 && kept.table == table && kept.range.begin() == begin
+        };
+        self.kept.values().any(is_it)
     }
 
     /// Keeps a part no longer.
@@ -308,6 +333,21 @@ impl Worker {
         Ok(())
     }
 
+    /// Waits until this worker's last command to a shard with copies is answered: they keep the
+    /// answer of one.
+    pub(super) fn wait_for_command(&mut self, table: Table, shard: usize) -> Result<()> {
+        let begin = self.tables[table.0 as usize].map.shards()[shard].range.begin();
+        let mut silence = Silence::default();
+        while self.recovery.keeps_command(table.1, begin) {
+            let server = self.tables[table.0 as usize].map.shards()[shard].server;
+            match self.poll()? {
+                true => silence.began = None,
+                false => self.nap(&mut silence, Awaited::Room(server))?,
+            }
+        }
+        Ok(())
+    }
+
     /// Waits until all servers that are not lost have been told who is.
     pub(super) fn tell_view(&mut self) -> Result<()> {
         self.recovery.is_on = true;
@@ -323,4 +363,10 @@ impl Worker {
             }
         }
     }
+}
+
+/// Whether a message could not be posted because its lane has broken.
+pub(super) fn is_closed(error: &caravan_van::Error) -> bool {
+    use caravan_van::Error::{NotConnected, PeerLost};
+    matches!(error, NotConnected { .. } | PeerLost { .. })
 }

@@ -5,11 +5,13 @@
 //! next has, and the last one at once. A pull passes on no inputs, and its answer waits likewise:
 //! no worker ever reads what the death of a thread could undo, or what a thread serves that does
 //! not know that it counts as lost. All of a chain apply the same pushes in the same order, so any
-//! rule that computes the same from the same inputs has equal copies.
+//! rule that computes the same from the same inputs has equal copies. Commands are inputs like
+//! pushes.
 //!
 //! Each shard knows of each worker the last timestamp that it has applied, since a worker's
 //! requests to a shard come in the order of their timestamps. A push that comes again is not
-//! applied again. What is not confirmed is kept, and goes again to whoever follows after a loss. So
+//! applied again; of commands the answer to a worker's last one is kept, for the same reason. What
+//! is not confirmed is kept, and goes again to whoever follows after a loss. So
 //! a copy always has the beginning of what the one before it has, and all that was ever answered.
 //!
 //! Who is in a chain follows from the [`View`], of which the scheduler tells servers, and workers
@@ -34,21 +36,31 @@ use serde::{Deserialize, Serialize};
 use super::Held;
 use super::moving::UNANSWERED_MAX;
 use crate::op::Op;
-use crate::server::answer::{ReplyTo, post_values};
+use crate::server::answer::{ReplyTo, collect, gather, post_values};
 use crate::server::shard::{Extract, Request, Shard};
 use crate::view::View;
 
 /// Time between two attempts to reach a thread.
 pub(in crate::server) const RETRY: Duration = Duration::from_millis(20);
 
-/// Memory of what was applied of a worker.
-const SENDER_BYTES: usize = 64;
+/// Memory of what was applied of a worker, without an answer.
+const SENDER_BYTES: usize = 128;
 
 /// A worker: the node and the incarnation that its lane has proved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 struct Sender {
     node: u32,
     incarnation: u64,
+}
+
+/// What was applied of a worker.
+#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Applied {
+    /// The last timestamp.
+    timestamp: u64,
+    /// The last command's timestamp, and its answer; a worker has one command to a shard at a time.
+    command: u64,
+    answer: Vec<u8>,
 }
 
 /// The body of [`Op::Follow`].
@@ -71,8 +83,7 @@ pub(in crate::server) struct Chain {
     is_whole: bool,
     /// The lane on which they come, until they are.
     comes_from: Option<PeerId>,
-    /// The last timestamp that was applied of each worker.
-    applied: BTreeMap<Sender, u64>,
+    applied: BTreeMap<Sender, Applied>,
     /// Charged for that.
     memory: Account,
     /// The thread behind this one.
@@ -112,8 +123,10 @@ struct Unconfirmed {
     reply: Option<Reply>,
 }
 
-/// What a request does to a shard; without keys it does nothing.
+/// What a request does to a shard.
 struct Inputs {
+    /// A push, a command, or a pull, which does nothing.
+    op: Op,
     sender: Sender,
     timestamp: u64,
     command: i32,
@@ -125,8 +138,8 @@ struct Inputs {
 
 struct Reply {
     to: ReplyTo,
-    /// The answer to a pull, as the shard was when it was its turn.
-    pulled: Option<(Vec<u32>, Shared)>,
+    /// The answer to a pull or a command, as the shard was when it was its turn.
+    answer: Option<(Vec<u32>, Shared)>,
 }
 
 /// Counters of the copies of a server thread.
@@ -239,6 +252,7 @@ impl Way<'_> {
     fn replicate(&mut self, inputs: &Inputs) -> Option<u64> {
         let head = Head {
             from: self.index as u64,
+            op: inputs.op as u64,
             node: inputs.sender.node.into(),
             incarnation: inputs.sender.incarnation,
             timestamp: inputs.timestamp,
@@ -261,17 +275,19 @@ impl Way<'_> {
 struct Head {
     /// The thread that passes it on.
     from: u64,
+    /// That of [`Inputs`].
+    op: u64,
     node: u64,
     incarnation: u64,
     timestamp: u64,
 }
 
 impl Head {
-    const BYTES: usize = 32;
+    const BYTES: usize = 40;
 
     fn bytes(self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
-        let numbers = [self.from, self.node, self.incarnation, self.timestamp];
+        let numbers = [self.from, self.op, self.node, self.incarnation, self.timestamp];
         let places = bytes.chunks_exact_mut(8);
         places.zip(numbers).for_each(|(place, it)| place.copy_from_slice(&it.to_le_bytes()));
         bytes
@@ -279,10 +295,14 @@ impl Head {
 
     fn read(values: &[u8]) -> Option<(Head, &[u8])> {
         let (head, values) = values.split_at_checked(Self::BYTES)?;
-        let [from, node, incarnation, timestamp] = head.as_chunks().0 else { return None };
-        let [from, node, incarnation, timestamp] =
-            [from, node, incarnation, timestamp].map(|it| u64::from_le_bytes(*it));
-        Some((Head { from, node, incarnation, timestamp }, values))
+        let numbers: &[[u8; 8]; 5] = head.as_chunks().0.try_into().ok()?;
+        let [from, op, node, incarnation, timestamp] = numbers.map(u64::from_le_bytes);
+        Some((Head { from, op, node, incarnation, timestamp }, values))
+    }
+
+    fn op(self) -> Option<Op> {
+        let op = Op::from_raw(self.op.try_into().ok()?);
+        op.filter(|op| matches!(op, Op::Push | Op::Pull | Op::Command))
     }
 
     fn sender(self) -> Option<Sender> {
@@ -307,24 +327,70 @@ impl Chain {
         })
     }
 
-    /// Charges for a worker of which nothing was applied so far. This comes before its push is
-    /// applied: a push that is refused is in no copy.
+    /// Charges for a worker of which nothing was applied so far. This comes before its inputs are
+    /// applied: what is refused is in no copy.
     fn charge(&mut self, sender: Sender) -> Result<(), String> {
         if self.applied.contains_key(&sender) {
             return Ok(());
         }
-        let bytes = SENDER_BYTES * (self.applied.len() + 1);
-        self.memory.set(bytes).map_err(|error| error.to_string())
+        self.memory.add(SENDER_BYTES).map_err(|error| error.to_string())
     }
 
-    /// Enters that a push was applied, so that it is known when it comes again.
-    fn enter(&mut self, sender: Sender, timestamp: u64) {
-        self.applied.insert(sender, timestamp);
+    /// Takes over what was applied.
+    fn take_applied(&mut self, applied: Vec<(Sender, Applied)>) -> Result<(), String> {
+        let bytes = applied.iter().map(|(_, applied)| SENDER_BYTES + applied.answer.len()).sum();
+        self.memory.set(bytes).map_err(|error| error.to_string())?;
+        self.applied = applied.into_iter().collect();
+        Ok(())
     }
 
-    /// Whether a push was not applied before.
+    /// Enters that a push was applied, or a command with this answer, so that it is known when it
+    /// comes again.
+    fn enter(&mut self, sender: Sender, timestamp: u64, answer: Option<Vec<u8>>) {
+        let applied = self.applied.entry(sender).or_default();
+        applied.timestamp = timestamp;
+        let Some(answer) = answer else { return };
+        self.memory.release(applied.answer.len());
+        applied.answer = Vec::new();
+        if self.memory.add(answer.len()).is_ok() {
+            applied.command = timestamp;
+            applied.answer = answer;
+        }
+    }
+
+    /// Whether inputs were not applied before.
     fn is_new(&self, sender: Sender, timestamp: u64) -> bool {
-        self.applied.get(&sender).is_none_or(|applied| *applied < timestamp)
+        self.applied.get(&sender).is_none_or(|applied| applied.timestamp < timestamp)
+    }
+
+    /// The answer to a command that was applied.
+    fn answer(&self, sender: Sender, timestamp: u64) -> Result<&[u8], String> {
+        let applied = self.applied.get(&sender).filter(|applied| applied.command == timestamp);
+        let gone = "this command was executed, and there was no memory to keep its answer";
+        applied.map(|applied| &applied.answer[..]).ok_or_else(|| gone.to_owned())
+    }
+
+    /// The answer to a request whose inputs were applied here: pulled values, or a command's.
+    fn answer_to(
+        &self,
+        shard: &mut dyn Shard,
+        memory: &Pool,
+        (sender, timestamp): (Sender, u64),
+        request: &Request<'_>,
+    ) -> Result<Option<(Vec<u32>, Shared)>, String> {
+        if request.pulls {
+            return collect(memory, shard, request).map(Some);
+        }
+        if request.pushes {
+            return Ok(None);
+        }
+        match self.answer(sender, timestamp)? {
+            [] => Ok(None),
+            answer => {
+                let write = |into: &mut [u8]| into.copy_from_slice(answer);
+                Ok(Some((Vec::new(), gather(memory, answer.len(), write)?)))
+            }
+        }
     }
 
     /// Whether a request has to wait: for others before it, for the next thread, or for room there.
@@ -370,8 +436,7 @@ impl Chain {
                 self.unconfirmed.push_back(item);
             }
             (Some(mut way), Link::Copies { .. }) => {
-                let is_passed =
-                    item.inputs.keys.is_empty() || way.replicate(&item.inputs).is_some();
+                let is_passed = item.inputs.op == Op::Pull || way.replicate(&item.inputs).is_some();
                 if !is_passed {
                     // It begins anew.
                     self.link = Link::Unasked;
@@ -437,7 +502,7 @@ impl Chain {
                 Ok(is_posted)
             }
             Link::Copies { next: None, .. } => {
-                let applied: Vec<(&Sender, &u64)> = self.applied.iter().collect();
+                let applied: Vec<(&Sender, &Applied)> = self.applied.iter().collect();
                 let body = serde_json::to_vec(&applied).map_err(|error| error.to_string())?;
                 let values = Values::Copied(&body);
                 if way.post(Draft { values, ..Draft::new(Kind::Request) }, Op::Whole).is_some() {
@@ -468,8 +533,8 @@ impl Chain {
 
 impl Reply {
     fn send(self, lanes: &mut Lanes, broken: &mut Vec<PeerId>) {
-        let Reply { to, pulled } = self;
-        let sent = match pulled {
+        let Reply { to, answer } = self;
+        let sent = match answer {
             None => lanes.answer(to.peer, to.timestamp),
             Some((lengths, values)) => post_values(lanes, to, &lengths, values),
         };
@@ -542,9 +607,11 @@ impl Chains {
 }
 
 impl Inputs {
-    fn of(sender: Sender, timestamp: u64, request: &Request<'_>, is_new: bool) -> Inputs {
+    /// Of a request that was applied for the first time, or does nothing.
+    fn of(op: Option<Op>, sender: Sender, timestamp: u64, request: &Request<'_>) -> Inputs {
         let Request { command, clock, keys, lengths, values, .. } = *request;
-        let mut inputs = Inputs {
+        let nothing = Inputs {
+            op: Op::Pull,
             sender,
             timestamp,
             command,
@@ -553,11 +620,24 @@ impl Inputs {
             lengths: Vec::new(),
             values: Vec::new(),
         };
-        if is_new {
-            inputs.keys = keys.to_vec();
-            inputs.lengths = lengths.to_vec();
-            inputs.values = values.to_vec();
-        }
-        inputs
+        let Some(op) = op else { return nothing };
+        let (keys, lengths, values) = (keys.to_vec(), lengths.to_vec(), values.to_vec());
+        Inputs { op, keys, lengths, values, ..nothing }
+    }
+}
+
+/// Applies inputs; returns the answer of a command.
+///
+/// # Errors
+/// The reason why they are invalid.
+fn apply(
+    shard: &mut dyn Shard,
+    op: Op,
+    request: &Request<'_>,
+    memory: &Pool,
+) -> Result<Option<Vec<u8>>, String> {
+    match op {
+        Op::Command => shard.command(request.sender, request.values).map(Some),
+        _ => shard.push(request, memory).map(|()| None),
     }
 }

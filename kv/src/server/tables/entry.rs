@@ -171,6 +171,26 @@ impl Entry {
         Ok(())
     }
 
+    /// Checks that its handle may answer requests later.
+    ///
+    /// # Errors
+    /// The reason why its table has to answer at once.
+    pub(super) fn check_keeps(&self) -> Result<(), String> {
+        let Entry { spec, filters, governor, moving, chain, .. } = self;
+        let why = [
+            (filters.is_some(), "has filters"),
+            (governor.is_some(), "has a consistency model"),
+            (chain.is_some(), "has replicas"),
+            (moving.is_some(), "has a shard that moves or is being read"),
+        ];
+        match why.iter().find(|(is_so, _)| *is_so) {
+            Some((_, why)) => {
+                Err(format!("table {} {why}, so its handle cannot answer later", spec.name))
+            }
+            None => Ok(()),
+        }
+    }
+
     /// Checks that sorted keys are in this shard. The decoder has checked their order.
     ///
     /// # Errors

@@ -17,7 +17,7 @@ use crate::history::Recorder;
 use crate::map::{Created, Placed};
 use crate::op::Op;
 use crate::server::answer::{ReplyTo, answer, post};
-use crate::server::shard::{Extract, Request};
+use crate::server::shard::Request;
 
 impl Tables {
     /// Serves a request that is about a whole table or thread.
@@ -83,25 +83,7 @@ impl Tables {
                 lanes.answer(peer, message.timestamp())?;
                 step = Step::Release;
             }
-            Some(Op::Command) => {
-                let (table, key) = (message.table(), message.range().begin());
-                self.seek(table, key)?;
-                let Tables { entries, chains, owed, last, .. } = self;
-                let entry = &mut entries[*last];
-                if entry.moving.as_ref().is_some_and(|moving| moving.holds(lanes, false)) {
-                    return Ok(Step::Hold);
-                }
-                let values = message.values();
-                let request = Request { values, ..Request::of(message, Op::Command, client.node) };
-                if entry.shard.admit(&request) == Admission::Kept {
-                    let reply_to = ReplyTo { peer, table, timestamp: message.timestamp() };
-                    keep(lanes, (owed, chains), entry, reply_to, &request)?;
-                } else {
-                    let reply = entry.shard.command(client.node, values)?;
-                    let values = Values::Copied(&reply);
-                    post(lanes, peer, Draft { values, ..answer(Kind::Reply, message) })?;
-                }
-            }
+            Some(Op::Command) => return self.serve_command(lanes, client, message),
             Some(Op::Checkpoint) => match self.serve_checkpoint(lanes, peer, message)? {
                 Some(reply) => {
                     let values = Values::Copied(&reply);
@@ -128,6 +110,37 @@ impl Tables {
         }
         message.advance();
         Ok(step)
+    }
+
+    /// Executes a command, or gives it to a shard that answers later.
+    fn serve_command(
+        &mut self,
+        lanes: &mut Lanes,
+        client: Client,
+        message: &mut Message,
+    ) -> Result<Step, Trouble> {
+        let (table, key) = (message.table(), message.range().begin());
+        self.seek(table, key)?;
+        let Tables { entries, chains, owed, last, .. } = self;
+        let entry = &mut entries[*last];
+        if entry.chain.is_some() {
+            return self.serve_chained(lanes, client, message, None, Op::Command);
+        }
+        if entry.moving.as_ref().is_some_and(|moving| moving.holds(lanes, false)) {
+            return Ok(Step::Hold);
+        }
+        let values = message.values();
+        let request = Request { values, ..Request::of(message, Op::Command, client.node) };
+        if entry.shard.admit(&request) == Admission::Kept {
+            let reply_to = ReplyTo { peer: client.peer, table, timestamp: message.timestamp() };
+            keep(lanes, (owed, chains), entry, reply_to, &request)?;
+        } else {
+            let reply = entry.shard.command(client.node, values)?;
+            let values = Values::Copied(&reply);
+            post(lanes, client.peer, Draft { values, ..answer(Kind::Reply, message) })?;
+        }
+        message.advance();
+        Ok(Step::Done)
     }
 
     /// Creates a table, unless an equal one exists; returns its number.
@@ -171,7 +184,6 @@ impl Tables {
         let mut build = |(place, shard): (usize, &Placed)| {
             let mut entry = wanted.build(number, shard.range, handles, memory)?;
             if replicas > 0 {
-                entry.shard.give(shard.range.begin(), 0, &mut Extract::default())?;
                 entry.chain = Some(Chain::new(shard.server, replicas, true, memory));
             }
             if let (Some(open), Some(governor), Some(consistency)) =

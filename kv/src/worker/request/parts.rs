@@ -17,7 +17,7 @@ use crate::runs::Runs;
 use crate::slicer;
 use crate::table::TableSpec;
 use crate::tracker::{Part, RequestKind, Timestamp};
-use crate::worker::recovery::Kept;
+use crate::worker::recovery::{self, Kept};
 use crate::worker::table::{FOLLOWS_WORKER, TableState, unknown};
 use crate::worker::waiting::{Awaited, Silence};
 use crate::worker::{Server, Table, Worker};
@@ -215,19 +215,15 @@ impl Worker {
             draft.keys = &self.coded.first;
             draft.lengths = &self.coded.counts;
         }
-        let is_kept = spec.replicas > 0;
-        if is_kept {
+        if spec.replicas > 0 {
             self.recovery.keep(timestamp, Kept::of(server, &draft, draft.keys));
         }
         if named.is_some() {
             draft.keys = &[];
         }
         let saved = coding.saved_bytes();
-        let mut posted = self.endpoint.lanes.post(peer, draft, coding);
-        if is_kept && posted.as_ref().is_err_and(is_closed) {
-            self.recovery.post_later(timestamp);
-            posted = Ok(());
-        }
+        let posted = self.endpoint.lanes.post(peer, draft, coding);
+        let posted = posted.or_else(|error| self.recovery.excuse(timestamp, error));
         if let (Some(passage), Some(filters)) = (passage, filters) {
             let saved = coding.saved_bytes() - saved;
             let is_short = named.is_some() || request.is_implied;
@@ -258,6 +254,9 @@ impl Worker {
         let whole = self.tracker.begin(kind)?;
         let mut shards = shards;
         let sent = shards.try_for_each(|shard| {
+            if kind == RequestKind::Command {
+                self.wait_for_command(table, shard)?;
+            }
             let values = Values::Copied(body);
             let command = self.command;
             let draft = Draft { command, values, ..draft(0, kind, table.1, clock) };
@@ -294,7 +293,7 @@ impl Worker {
             let posted = self.endpoint.lanes.post(peer, draft, &mut Coding::plain());
             let part = Part { timestamp, server, ..Part::default() };
             self.enter(whole, part, posted).map_err(|error| match error {
-                Error::Van(error) if is_closed(&error) => self.servers[server].error(),
+                Error::Van(error) if recovery::is_closed(&error) => self.servers[server].error(),
                 error => error,
             })
         });
@@ -325,7 +324,11 @@ impl Worker {
         let (Placed { range, server, .. }, peer) = self.owner(table, shard)?;
         let timestamp = self.tracker.begin_part(whole)?;
         let draft = Draft { range, timestamp, ..draft };
+        if self.tables[table.0 as usize].spec.replicas > 0 {
+            self.recovery.keep(timestamp, Kept::of(server, &draft, &[]));
+        }
         let posted = self.endpoint.lanes.post(peer, draft, &mut Coding::plain());
+        let posted = posted.or_else(|error| self.recovery.excuse(timestamp, error));
         self.enter(whole, Part { timestamp, server, ..Part::default() }, posted)
     }
 
@@ -418,12 +421,6 @@ impl Worker {
         }
         self.settle(timestamp.0);
     }
-}
-
-/// Whether a message could not be posted because its lane has broken.
-fn is_closed(error: &caravan_van::Error) -> bool {
-    use caravan_van::Error::{NotConnected, PeerLost};
-    matches!(error, NotConnected { .. } | PeerLost { .. })
 }
 
 /// The header fields that all messages of a request share.

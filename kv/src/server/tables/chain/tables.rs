@@ -5,13 +5,14 @@ use caravan_van::wire::{Hello, Kind};
 use caravan_van::{Endpoint, KeyRange, Lanes, Message, PeerId};
 
 use super::{
-    Chain, ChainCounters, Chains, Follow, Head, Inputs, Lane, Link, Node, Posted, Reply,
-    SENDER_BYTES, Sender, Unconfirmed,
+    Applied, Chain, ChainCounters, Chains, Follow, Head, Inputs, Lane, Link, Node, Posted, Reply,
+    Sender, Unconfirmed, apply,
 };
+use crate::consistency::Admission;
 use crate::filter::List;
 use crate::node::{Role, is_client};
 use crate::op::{Asker, Op};
-use crate::server::answer::{ReplyTo, collect};
+use crate::server::answer::ReplyTo;
 use crate::server::shard::Request;
 use crate::server::tables::{Client, Entry, Held, Known, Step, Tables, Trouble};
 use crate::table::TableSpec;
@@ -87,6 +88,7 @@ impl Tables {
                 return Ok(Step::Expand);
             }
             entry.check_keys(request.keys)?;
+            let admission = entry.admit_chained(&request)?;
             let Entry { chain: Some(chain), shard, spec, filters, .. } = &mut *entry else {
                 return Ok(Step::Done);
             };
@@ -97,6 +99,9 @@ impl Tables {
             }
             if chain.holds(chains, lanes, *index) {
                 return Ok(Step::Hold);
+            }
+            if let Admission::AfterClock(clock) = admission {
+                return Ok(Step::Park(clock));
             }
             let memory = lanes.memory().clone();
             let decoded = match filters {
@@ -110,21 +115,26 @@ impl Tables {
                 request.lengths = decoded.lengths.as_deref().unwrap_or(request.lengths);
             }
             let timestamp = message.timestamp();
-            let is_new = op.pushes() && chain.is_new(sender, timestamp);
-            if is_new {
+            let input = match op {
+                Op::Pull => None,
+                Op::Command => Some(Op::Command),
+                _ => Some(Op::Push),
+            };
+            let new = input.filter(|_| chain.is_new(sender, timestamp));
+            if let Some(input) = new {
                 chain.charge(sender)?;
-                shard.push(&request, &memory)?;
-                chain.enter(sender, timestamp);
+                let answer = apply(&mut **shard, input, &request, &memory)?;
+                chain.enter(sender, timestamp, answer);
             }
-            chains.counters.repeated += u64::from(op.pushes() && !is_new);
+            chains.counters.repeated += u64::from(input.is_some() && new.is_none());
             let to = ReplyTo { peer: client.peer, table: place.0, timestamp };
-            let pulled = op.pulls().then(|| collect(&memory, &mut **shard, &request)).transpose();
-            // What was pushed goes on in any case: all copies have it, or none.
-            let (reply, refused) = match pulled {
-                Ok(pulled) => (Some(Reply { to, pulled }), None),
+            let answer = chain.answer_to(&mut **shard, &memory, (sender, timestamp), &request);
+            // What was applied goes on in any case: all copies have it, or none.
+            let (reply, refused) = match answer {
+                Ok(answer) => (Some(Reply { to, answer }), None),
                 Err(reason) => (None, Some(reason)),
             };
-            let inputs = Inputs::of(sender, timestamp, &request, is_new);
+            let inputs = Inputs::of(new, sender, timestamp, &request);
             chains.pass_on(lanes, chain, *index, place, Unconfirmed { number: 0, inputs, reply });
             if let Some(reason) = refused {
                 return Err(reason.into());
@@ -162,11 +172,9 @@ impl Tables {
                     let (keys, lengths) = (message.keys(), message.lengths());
                     entry.shard.take(keys, lengths, message.values(), lanes.memory())?;
                 } else {
-                    let applied: Vec<(Sender, u64)> = serde_json::from_slice(message.values())
+                    let applied: Vec<(Sender, Applied)> = serde_json::from_slice(message.values())
                         .map_err(|error| error.to_string())?;
-                    let bytes = SENDER_BYTES * applied.len();
-                    chain.memory.set(bytes).map_err(|error| error.to_string())?;
-                    chain.applied = applied.into_iter().collect();
+                    chain.take_applied(applied)?;
                     chain.is_whole = true;
                     chain.comes_from = None;
                     chains.is_due = true;
@@ -214,9 +222,9 @@ impl Tables {
         message: &mut Message,
     ) -> Result<Step, Trouble> {
         let read = Head::read(message.values());
-        let read = read.and_then(|(head, values)| Some((head, head.sender()?, values)));
-        let Some((head, sender, values)) = read else {
-            return Err("its head is cut off".to_owned().into());
+        let read = read.and_then(|(head, values)| Some((head, head.op()?, head.sender()?, values)));
+        let Some((head, op, sender, values)) = read else {
+            return Err("its head is cut off, or it is no input".to_owned().into());
         };
         self.check_lost(head.from as usize)?;
         self.seek(message.table(), message.range().begin())?;
@@ -234,29 +242,33 @@ impl Tables {
         if chain.is_whole && chain.holds(chains, lanes, *index) {
             return Ok(Step::Hold);
         }
-        let request =
-            Request { keys, lengths, values, ..Request::of(message, Op::Push, sender.node) };
+        let request = Request { keys, lengths, values, ..Request::of(message, op, sender.node) };
         let timestamp = message.timestamp();
-        let is_new = !keys.is_empty() && (!chain.is_whole || chain.is_new(sender, head.timestamp));
+        let does = op != Op::Pull;
+        let is_new = does && (!chain.is_whole || chain.is_new(sender, head.timestamp));
+        let mut answer = None;
         if is_new {
             let charged = if chain.is_whole { chain.charge(sender) } else { Ok(()) };
-            if let Err(reason) = charged.and_then(|()| shard.push(&request, lanes.memory())) {
-                chain.is_whole = false; // it is one no longer
-                return Err(reason.into());
+            match charged.and_then(|()| apply(&mut **shard, op, &request, lanes.memory())) {
+                Ok(applied) => answer = applied,
+                Err(reason) => {
+                    chain.is_whole = false; // it is one no longer
+                    return Err(reason.into());
+                }
             }
         }
         if !chain.is_whole {
             lanes.answer(peer, timestamp)?;
         } else {
             if is_new {
-                chain.enter(sender, head.timestamp);
+                chain.enter(sender, head.timestamp, answer);
             }
-            chains.counters.repeated += u64::from(!keys.is_empty() && !is_new);
+            chains.counters.repeated += u64::from(does && !is_new);
             let to = ReplyTo { peer, table: place.0, timestamp };
             let item = Unconfirmed {
                 number: 0,
-                inputs: Inputs::of(sender, head.timestamp, &request, is_new),
-                reply: Some(Reply { to, pulled: None }),
+                inputs: Inputs::of(is_new.then_some(op), sender, head.timestamp, &request),
+                reply: Some(Reply { to, answer: None }),
             };
             chains.pass_on(lanes, chain, *index, place, item);
         }
@@ -517,6 +529,23 @@ impl Tables {
 }
 
 impl Entry {
+    /// When a request to a shard with copies is executed.
+    ///
+    /// # Errors
+    /// If inputs would have to wait: what comes again is known by the order of inputs.
+    fn admit_chained(&self, request: &Request<'_>) -> Result<Admission, String> {
+        let admission = self.shard.admit(request);
+        let is_input = request.pushes || !request.pulls;
+        match admission {
+            Admission::Kept => self.check_keeps().map(|()| admission),
+            Admission::AfterClock(_) if is_input => Err(format!(
+                "table {} has replicas, so its handle lets nothing but pulls wait",
+                self.spec.name
+            )),
+            _ => Ok(admission),
+        }
+    }
+
     /// Checks that thread `index` is the one to serve requests to this shard.
     fn check_first(&self, chains: &Chains, index: usize) -> Result<(), Trouble> {
         let Some(chain) = &self.chain else { return Ok(()) };
