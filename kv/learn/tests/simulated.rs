@@ -10,6 +10,8 @@ mod jobs;
 use std::collections::BTreeSet;
 use std::num::NonZeroU64;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use caravan_kv::{Apps, Cluster, ClusterConfig, Handles, Launch};
@@ -114,6 +116,65 @@ fn one_result_to_the_bit(seeds: u64) {
 #[test]
 fn four_workers_have_one_result_to_the_bit() {
     one_result_to_the_bit(6);
+}
+
+/// A run on 3 servers, one of which dies at this time if there is one. Returns the weights and the
+/// objectives as bits, and the time that training took.
+fn train_outliving(seed: u64, job: &Job, dies: Option<Duration>) -> (Vec<[u64; 2]>, Duration) {
+    let network = Network::new(seed, Faults::jittery());
+    let (job, began) = (job.clone(), Arc::new(AtomicBool::new(false)));
+    let fate = dies.map(|after| {
+        let began = began.clone();
+        network.spawn("fate", move |network| {
+            while !began.load(Ordering::Relaxed) {
+                network.sleep(Duration::from_micros(20));
+            }
+            network.sleep(after);
+            network.crash(&format!("server {}", seed % 3));
+        })
+    });
+    let scheduler = network.spawn("scheduler", move |_| {
+        let mut config = ClusterConfig { servers: 3, workers: 3, ..ClusterConfig::default() };
+        config.node.server_losses_max = job.replicas as usize;
+        let launch =
+            Launch::Simulated(dbpg::handles(Handles::default()), dbpg::apps(Apps::default()));
+        let mut cluster = Cluster::launch(&config, launch).unwrap();
+        began.store(true, Ordering::Relaxed);
+        let start = cluster.now();
+        let mut bits = Vec::new();
+        let passed = |pass: &Progress| bits.push([pass.pass, pass.objective.to_bits()]);
+        let trained = dbpg::train(&mut cluster, &job, passed).unwrap();
+        let took = cluster.now() - start;
+        bits.extend(trained.model.iter().map(|(key, weight)| [key, weight.to_bits()]));
+        cluster.shutdown().unwrap();
+        (bits, took)
+    });
+    let trained = scheduler.join().unwrap_or_else(|stopped| panic!("seed {seed}: {stopped}"));
+    fate.into_iter().for_each(|fate| drop(fate.join()));
+    trained
+}
+
+/// Wherever a server dies in a run with copies, none of its bits is another one: nothing is lost,
+/// and nothing is applied twice.
+#[test]
+fn a_server_that_dies_changes_no_bit() {
+    let plain = Job { replicas: 1, ..published(example_file("copies"), 6) };
+    let all = Job {
+        filters: "screen,kkt,key-cache,snappy".parse().unwrap(),
+        tail: Some(Tail::new(2)),
+        replicas: 1,
+        ..Job::new(plain.files.clone(), 1.0)
+    };
+    for job in [&plain, &all] {
+        let (expected, took) = train_outliving(1, job, None);
+        assert!(expected.len() > 5);
+        for_each_seed(12, |seed| {
+            let dies = took * (1 + seed as u32 * 8 % 97) / 100;
+            let (bits, slower) = train_outliving(seed, job, Some(dies));
+            assert_eq!(bits, expected, "seed {seed}, which takes {slower:?}");
+        });
+    }
+    std::fs::remove_file(&plain.files[0]).unwrap();
 }
 
 /// `cargo test -p caravan-learn --test simulated -- --ignored`

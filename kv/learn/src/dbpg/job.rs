@@ -77,6 +77,9 @@ pub struct Job {
     pub newton: Option<usize>,
     /// Threads with which each worker reads and computes; results do not depend on them.
     pub threads: usize,
+    /// Copies of each shard, with which training outlives as many servers; the cluster has to spare
+    /// them ([`caravan_kv::NodeConfig::server_losses_max`]). New copies are not made.
+    pub replicas: u32,
     /// Artificial pauses of workers, to measure what a delay is worth on a machine without
     /// stragglers.
     pub straggle: Option<Straggle>,
@@ -115,6 +118,7 @@ impl Job {
             tail: None,
             newton: Some(BLOCK_COLUMNS),
             threads: 1,
+            replicas: 0,
             straggle: None,
             save_every: 0,
             stop: Arc::default(),

@@ -147,7 +147,6 @@ impl Layout {
 struct Counts<C> {
     sketch: CountMin<C>,
     range: KeyRange,
-    has_copies: bool,
     answer: Vec<C>,
     /// Accounts for the cells and the answer.
     memory: Account,
@@ -173,8 +172,7 @@ impl<C: Cell> Counts<C> {
         memory.set(cells as usize * C::BYTES).map_err(|error| error.to_string())?;
         let sketch = CountMin::new(cells as usize, hashes);
         let sketch = sketch.map_err(|error| format!("no memory for {cells} cells: {error}"))?;
-        let has_copies = spec.replicas > 0;
-        Ok(Counts { sketch, range, has_copies, answer: Vec::new(), memory })
+        Ok(Counts { sketch, range, answer: Vec::new(), memory })
     }
 
     fn layout(&self) -> Layout {
@@ -299,11 +297,6 @@ impl<C: Cell> Shard for Counts<C> {
             )
         })?;
         match command {
-            Command::Halve | Command::Merge { .. } if self.has_copies => {
-                return Err("a sketch with replicas is neither halved nor added to: copies hear \
-                            of pushes alone"
-                    .to_owned());
-            }
             Command::Halve => self.halve()?,
             Command::Merge { from, cells } => self.merge(from, cells)?,
             Command::Cells { from } => {

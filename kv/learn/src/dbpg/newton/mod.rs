@@ -121,6 +121,13 @@ impl Tables {
         }
     }
 
+    /// The same with this many copies of each shard.
+    pub(super) fn replicas(mut self, replicas: u32) -> Self {
+        self.scores.replicas = replicas;
+        self.blocks.replicas = replicas;
+        self
+    }
+
     /// Creates them, or finds them.
     pub(super) fn create(&self, by: &mut caravan_kv::Worker) -> caravan_kv::Result<Open> {
         let scores = by.create_table(&self.scores)?;

@@ -156,6 +156,7 @@ fn drop_tail(
     let of = cluster.config();
     let filters = filters::of_numbers(&job.filters.table);
     let spec = tail.table(table_range(keys), of.workers, most, of.servers * of.threads, filters)?;
+    let spec = spec.replicas(job.replicas);
     let table = servers.create_table(&spec)?;
     let _counted: Vec<()> = ask_workers(cluster, &worker::Order::Count { table: spec })?;
     let frequency = tail.frequency;
@@ -173,6 +174,7 @@ fn screen(
     keys: KeyBlock,
 ) -> caravan_kv::Result<Vec<Loaded>> {
     let spec = screen::table(table_range(keys), filters::of_numbers(&job.filters.table));
+    let spec = spec.replicas(job.replicas);
     let table = servers.create_table(&spec)?;
     let lambda = job.proximal.lambda;
     let share = lambda / cluster.config().workers as f64;
@@ -231,7 +233,7 @@ fn begin(
     let threads = cluster.config().servers * cluster.config().threads;
     let columns = newton::keys_of(keys.first, rule.free.unwrap_or(keys.last));
     let numbers = filters::of_numbers(filters);
-    let tables = newton::Tables::new(columns, threads, workers, numbers);
+    let tables = newton::Tables::new(columns, threads, workers, numbers).replicas(job.replicas);
     let begin = worker::Order::Begin {
         table: weights,
         newton: job.newton.map(|_| Box::new(tables.clone())),
@@ -280,5 +282,6 @@ fn weights(
         spec = spec.keys(range);
     }
     spec.store = Store::Sparse;
+    spec.replicas = job.replicas;
     spec.options(serde_json::to_value(options).expect("numbers and lists are JSON"))
 }
