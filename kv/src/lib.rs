@@ -56,6 +56,7 @@ pub mod config;
 pub mod consistency;
 pub mod cost;
 pub mod error;
+pub mod export;
 pub mod filter;
 pub mod history;
 pub mod jobs;

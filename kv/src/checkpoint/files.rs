@@ -221,10 +221,7 @@ impl<D: Disk> Checkpoints<D> {
         for shard in shards {
             self.read(shard, |piece| {
                 for (key, values) in piece.rows.values_of() {
-                    text += &key.to_string();
-                    let values = &values[..values.len().min(shown)];
-                    with_type!(spec.value, V => append_values::<V>(values, &mut text));
-                    text.push('\n');
+                    append_line(spec, key, &values[..values.len().min(shown)], &mut text);
                 }
                 let lines = with(&text);
                 text.clear();
@@ -303,6 +300,13 @@ fn read_record(file: &mut dyn Read, left: u64) -> Result<Vec<u8>, String> {
         return Err("the record does not match its checksum".to_owned());
     }
     Ok(body)
+}
+
+/// Appends a row as a line: its key and values that pulls show.
+pub(crate) fn append_line(spec: &TableSpec, key: u64, values: &[u8], text: &mut String) {
+    text.push_str(&key.to_string());
+    with_type!(spec.value, V => append_values::<V>(values, text));
+    text.push('\n');
 }
 
 /// Appends values with a space before each.

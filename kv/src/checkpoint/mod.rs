@@ -12,6 +12,7 @@ mod piece;
 
 pub use disk::{Disk, Folder, sync_folder};
 pub use files::Checkpoints;
+pub(crate) use files::append_line;
 pub use manifest::{Manifest, SavedShard, SavedTable};
 pub(crate) use piece::Piece;
 pub use piece::recode_piece;
