@@ -25,6 +25,7 @@ mod rebalance;
 mod report;
 mod results;
 mod sketch;
+mod table;
 mod top;
 mod train;
 
@@ -99,6 +100,7 @@ fn run(cli: &Cli) -> Result<()> {
         Command::CheckHistory(args) => history::run(&cli.common, args),
         Command::Checkpoint(command) => checkpoint::run(&cli.common, command),
         Command::Sketch(command) => sketch::run(&cli.common, command),
+        Command::Table(command) => table::run(&cli.common, command),
         Command::Submit(args) => jobs::submit(&cli.common, args),
         Command::Status => jobs::status(&cli.common),
         Command::Cancel(args) => jobs::cancel(&cli.common, args),

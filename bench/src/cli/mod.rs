@@ -7,6 +7,7 @@ pub(crate) mod interrupt;
 mod learn;
 mod sketch;
 mod steps;
+mod table;
 pub(crate) mod values;
 
 use std::net::{IpAddr, Ipv4Addr};
@@ -22,6 +23,7 @@ pub(crate) use self::checkpoint::*;
 pub(crate) use self::learn::*;
 pub(crate) use self::sketch::*;
 pub(crate) use self::steps::*;
+pub(crate) use self::table::*;
 use self::values::{address, count_to, hexadecimal, hosts, interval, numa, parse_wait};
 use crate::floor::process::Answerer;
 use crate::launch::agent::Through;
@@ -179,6 +181,9 @@ pub(crate) enum Command {
     /// Writes the tables of a running cluster to files, and restores them
     #[command(subcommand)]
     Checkpoint(CheckpointCommand),
+    /// Writes rows of a running cluster's tables, and pushes such rows
+    #[command(subcommand)]
+    Table(TableCommand),
     /// Counts keys in sketches on the servers of a running cluster
     #[command(subcommand)]
     Sketch(SketchCommand),
@@ -414,6 +419,8 @@ mod tests {
             "caravan checkpoint create /data/checkpoints --namespace dbpg --json",
             "caravan checkpoint restore /data/checkpoints --number 3",
             "caravan checkpoint export /data/checkpoints --table 7",
+            "caravan table export --table 7 --namespace dbpg --from 3 --to 9 --binary rows",
+            "caravan table import --table 7 rows",
             "caravan sketch create --table 7 --cells 65536 --hashes 3 --value u32 --keys 1000000 --replicas 1",
             "caravan sketch insert --table 7 --batch 1000 pages.txt",
             "caravan sketch query --table 7 1 2 3",
@@ -501,6 +508,8 @@ mod tests {
             "caravan cancel",
             "caravan checkpoint create",
             "caravan checkpoint export /data/checkpoints",
+            "caravan table export",
+            "caravan table export --table 7 --from -1",
             "caravan sketch create --table 7 --hashes 31",
             "caravan sketch create --table 7 --value f32",
             "caravan sketch query --table 7 -1",
