@@ -45,7 +45,8 @@ pub struct CacheCounters {
     pub pushed: u64,
 }
 
-/// Rows of a table that a worker keeps. Only this thread reads and adds.
+/// Rows of a table that a worker keeps. Only this thread reads and adds. After an error of a push
+/// its sums may be with the servers or not: drop the cache, as nothing that it shows is certain.
 pub struct Cache<V> {
     table: Table,
     width: usize,

@@ -49,7 +49,6 @@ pub(super) fn serve(address: &str, observer: &mut Observer) -> Result<()> {
 /// Answers one request.
 fn answer(mut stream: TcpStream, observer: &mut Observer) -> std::io::Result<()> {
     stream.set_nonblocking(false)?;
-    stream.set_write_timeout(Some(PATIENCE))?;
     let Some(request) = request(&mut stream)? else { return Ok(()) };
     let (status, body) = match request.split(' ').collect::<Vec<_>>()[..] {
         ["GET", "/metrics", _] => match observer.nodes() {
@@ -61,11 +60,28 @@ fn answer(mut stream: TcpStream, observer: &mut Observer) -> std::io::Result<()>
     };
     let kind = "text/plain; version=0.0.4; charset=utf-8";
     let length = body.len();
-    write!(
-        stream,
+    let answer = format!(
         "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\n\
          Connection: close\r\n\r\n{body}"
-    )
+    );
+    write_in_time(&mut stream, answer.as_bytes())
+}
+
+/// Writes all of `bytes`, unless the reader takes too long for it.
+fn write_in_time(stream: &mut TcpStream, mut bytes: &[u8]) -> std::io::Result<()> {
+    let until = Instant::now() + PATIENCE;
+    while !bytes.is_empty() {
+        let Some(left) = left(until) else { return Err(ErrorKind::TimedOut.into()) };
+        stream.set_write_timeout(Some(left))?;
+        bytes = &bytes[stream.write(bytes)?..];
+    }
+    Ok(())
+}
+
+/// The time until then; `None` if there is none.
+fn left(until: Instant) -> Option<Duration> {
+    let left = until.saturating_duration_since(Instant::now());
+    (!left.is_zero()).then_some(left)
 }
 
 /// Reads a request and returns its first line; `None` if it is too long or comes too late.
@@ -74,10 +90,7 @@ fn request(stream: &mut TcpStream) -> std::io::Result<Option<String>> {
     let mut read = Vec::new();
     let mut piece = [0; 1024];
     while read.len() < REQUEST_BYTES_MAX {
-        let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Ok(None);
-        }
+        let Some(left) = left(until) else { return Ok(None) };
         stream.set_read_timeout(Some(left))?;
         let count = stream.read(&mut piece)?;
         read.extend_from_slice(&piece[..count]);
@@ -197,5 +210,22 @@ mod tests {
         }
         let server = labels.replace("worker", "server").replace('2', "0");
         assert!(!page.contains(&format!("caravan_clock{{{server}")), "it has told nothing");
+    }
+
+    #[test]
+    fn a_slow_reader_is_left_after_a_while() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let reader = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut stream, _) = listener.accept().unwrap();
+        let reading = std::thread::spawn(move || {
+            let mut piece = vec![0; 64 << 10];
+            while (&reader).read(&mut piece).is_ok_and(|count| count > 0) {
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        });
+        write_in_time(&mut stream, &vec![0; 64 << 20]).unwrap_err();
+        stream.shutdown(std::net::Shutdown::Both).unwrap();
+        drop(stream);
+        reading.join().unwrap();
     }
 }

@@ -72,7 +72,8 @@ impl ModelStore {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Answers a worker with the length of a model and a piece of it; the last piece frees it.
+    /// Answers a worker with the length of a model and a piece of it. A worker that asks for what is
+    /// behind the last byte has all of it: this frees the model.
     fn answer(&self, desk: &mut Desk, asked: &Asked) {
         let answered = match self.piece(&asked.body) {
             Ok(piece) => desk.answer(asked.token, &piece),
@@ -90,7 +91,7 @@ impl ModelStore {
         let rest = model.get(at..).ok_or_else(|| format!("the model has no byte {at}"))?;
         let piece = &rest[..rest.len().min(PIECE)];
         let answer = [&(model.len() as u64).to_le_bytes(), piece].concat();
-        if piece.len() == rest.len() {
+        if rest.is_empty() {
             all.remove(&name);
         }
         Ok(answer)
@@ -154,13 +155,18 @@ impl Models {
             };
             bytes.extend_from_slice(piece);
             match bytes.len() as u64 {
-                read if read == u64::from_le_bytes(*len) => return Ok(bytes.into()),
+                read if read == u64::from_le_bytes(*len) => break,
                 read if read > u64::from_le_bytes(*len) || piece.is_empty() => {
                     return Err(format!("worker {from} has sent {read} bytes of a shorter model"));
                 }
                 _ => {}
             }
         }
+        if !bytes.is_empty() {
+            // Where this does not arrive, the model is freed with the app that has kept it.
+            drop(ask(node, from, &Wanted { name, at: bytes.len() }));
+        }
+        Ok(bytes.into())
     }
 }
 
