@@ -144,8 +144,9 @@ fn a_run_whose_rows_nobody_reads_ends_without_a_word() {
     ] {
         let output = unread(caravan(&line));
         let first = text(&output.stdout);
-        // What fits into the pipe before it is closed is not missed.
-        let is_quick = line.starts_with("doctor") || line.starts_with("generate");
+        // What fits into the pipe before it is closed is not missed: a training that comes to where
+        // nothing changes has few rows.
+        let is_quick = !line.starts_with("bench");
         let is_status = output.status.code() == Some(141) || is_quick && output.status.success();
         assert!(is_status && !first.is_empty(), "{line}: {output:?}");
         assert_eq!(text(&output.stderr), "", "{line}");

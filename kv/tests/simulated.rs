@@ -191,7 +191,8 @@ fn run(seed: u64) -> u64 {
                     network.sleep(Duration::from_micros(draws.below(1000)));
                     schedule(&mut worker, tables, node, &mut draws, &mut model);
                 }
-                let last = worker.pull(sums, &[0]).unwrap();
+                // Of both keys, so that the pushes to either shard have arrived.
+                let last = worker.pull(sums, &[0, u64::MAX]).unwrap();
                 worker.wait(last).unwrap();
             })
         })

@@ -11,7 +11,7 @@ mod sparse;
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -334,6 +334,7 @@ fn the_dead_block_nobody() {
 #[test]
 fn a_late_worker_begins_where_the_slowest_is() {
     for_each_seed(15, |seed| {
+        let is_joined = Arc::new(AtomicBool::new(false));
         run(seed, 3, move |network, worker, rank, _| {
             let model = Model::Ssp { staleness: 0 };
             let table = worker.create_table(&counters(1, model, 2)).unwrap();
@@ -344,6 +345,7 @@ fn a_late_worker_begins_where_the_slowest_is() {
                     network.sleep(Duration::from_micros(100));
                 }
                 let first = worker.join(table).unwrap();
+                is_joined.store(true, Ordering::Relaxed);
                 assert!(first > 1, "seed {seed}: {first}");
                 for clock in first..first + 3 {
                     let seen = pull(worker, table, &keys(3));
@@ -357,6 +359,10 @@ fn a_late_worker_begins_where_the_slowest_is() {
                     pull(worker, table, &keys(3));
                     network.sleep(Duration::from_micros(500));
                     worker.push_last(table, &[key(rank)], &[1i64]).unwrap();
+                }
+                // Where nobody takes part any more, a worker begins with iteration 1.
+                while !is_joined.load(Ordering::Relaxed) {
+                    network.sleep(Duration::from_micros(500));
                 }
             }
             let left = worker.leave(table).unwrap();
