@@ -61,7 +61,6 @@ fn an_active_lane_among_a_thousand() {
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit })
         .expect("up to the hard one");
-    let make = |config| Tcp::new(&config).expect("a free port");
-    let bytes = a_crowd_costs_the_active_lane_nothing(make, lanes(1000));
+    let bytes = a_crowd_costs_the_active_lane_nothing(waiting(Wait::Block), lanes(1000));
     println!("{bytes} bytes of registered memory a lane");
 }

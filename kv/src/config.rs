@@ -110,6 +110,8 @@ pub struct NodeConfig {
     /// Folder of the histories of tables with a consistency model, which servers record if there is
     /// one.
     pub history: Option<PathBuf>,
+    /// File of the trace of all messages, if there is to be one.
+    pub trace: Option<PathBuf>,
 }
 
 impl Default for NodeConfig {
@@ -141,6 +143,7 @@ impl Default for NodeConfig {
             losses_max: 0,
             server_losses_max: 0,
             history: None,
+            trace: None,
         }
     }
 }

@@ -116,6 +116,14 @@ pub(crate) const DISCLOSES: u8 = 0x20;
 /// All bits beside the number of an operation.
 pub(crate) const BITS: u8 = FILTERED | FINISHES | DISCLOSES;
 
+/// The name of the operation of a request, by the `op` byte of its header.
+pub(crate) fn name(raw: u8) -> String {
+    match Op::from_raw(raw & !BITS) {
+        Some(op) => format!("{op:?}").to_lowercase(),
+        None => format!("operation {raw}"),
+    }
+}
+
 impl Op {
     pub(crate) fn pushes(self) -> bool {
         matches!(self, Op::Push | Op::PushPull)

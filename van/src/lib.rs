@@ -92,6 +92,7 @@ pub mod transport;
 pub mod uring;
 pub mod value;
 pub mod wait;
+pub mod watched;
 pub mod wire;
 
 pub use config::{Identity, RdmaConfig, RdmaConnect, VanConfig};

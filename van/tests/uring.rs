@@ -260,7 +260,7 @@ fn an_active_lane_among_a_thousand() {
     let Some(_) = uring(&config(Wait::default())) else { return };
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
-    let make = |config| Uring::new(&config).unwrap();
+    let make = |config| Uring::new(&VanConfig { wait: Wait::Block, ..config }).unwrap();
     let bytes = a_crowd_costs_the_active_lane_nothing(make, lanes(1000));
     println!("{bytes} bytes of registered memory a lane");
 }

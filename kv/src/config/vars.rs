@@ -363,6 +363,16 @@ pub const VARS: &[Var] = &[
         },
         show: |c| c.node.history.as_ref().map_or_else(String::new, |it| it.display().to_string()),
     },
+    Var {
+        name: "CARAVAN_TRACE",
+        default: "",
+        help: "file to which the nodes of this host append a trace of every message, for ui.perfetto.dev",
+        set: |c, v| {
+            c.node.trace = Some(v).filter(|v| !v.is_empty()).map(Into::into);
+            Some(())
+        },
+        show: |c| c.node.trace.as_ref().map_or_else(String::new, |it| it.display().to_string()),
+    },
 ];
 
 /// Rounded up, because the variables take no fractions.

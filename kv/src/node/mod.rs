@@ -22,6 +22,7 @@ mod heartbeat;
 mod lane;
 mod member;
 mod members;
+mod messages;
 mod observer;
 mod paces;
 mod placement;

@@ -18,6 +18,7 @@ use super::desk::{Answered, AtDesk, Desk, RequestId, Responder, Responders};
 use super::group::Group;
 use super::heartbeat;
 use super::member::{Member, Work};
+use super::messages;
 use super::placement::{Seating, check_numa};
 use super::thread::NodeThread;
 use crate::config::NodeConfig;
@@ -322,7 +323,10 @@ fn client_of(
     // Its timestamps begin anew: servers must not take them for another client's of this process.
     let identity = Identity { incarnation: incarnation(), ..config.identity };
     let van = VanConfig { accepts: false, identity, ..config.van_config(node) };
-    let endpoint = Endpoint::new(backend::open(config.van, &van)?, node, config.credits);
+    let role = Role::of(identity.role).map_or("driver".to_owned(), |role| role.to_string());
+    let opened = backend::open(config.van, &van)?;
+    let transport = messages::watched(opened, config, (&role, node), 0)?;
+    let endpoint = Endpoint::new(transport, node, config.credits);
     let mut waits = Waits::up_to(config.request_timeout);
     if let Some(watch) = watch {
         waits = waits.watching(watch, config.heartbeat);
@@ -366,6 +370,8 @@ pub fn run_server(
             let _ = say_vans.send(choice::candidates(&opened));
             let Ok(place) = backend::receive(&place) else { return Ok(()) };
             let transport = choice::take(opened, place.van)?;
+            let named = ("server", place.node);
+            let transport = messages::watched(transport, config, named, place.index)?;
             let mut endpoint = Endpoint::new(transport, place.node, config.credits);
             endpoint.lanes.show_by(shown);
             let thread = server_thread(config, endpoint, (place.index, place.count), &handles);

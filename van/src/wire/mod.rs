@@ -15,6 +15,7 @@ mod encode;
 mod header;
 mod images;
 mod layout;
+mod peek;
 mod snappy;
 #[cfg(test)]
 mod tests;
@@ -31,6 +32,7 @@ pub(crate) use encode::{encode_into, seal};
 pub use header::{Header, Hello, Kind, MAGIC, Offer, VERSION, flags};
 pub use images::Images;
 pub(crate) use layout::Layout;
+pub(crate) use peek::{Peeked, peek, peek_landed};
 
 #[cfg(target_endian = "big")]
 compile_error!(

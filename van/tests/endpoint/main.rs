@@ -9,6 +9,7 @@ mod hostile;
 mod lent;
 mod packed;
 mod side;
+mod watched;
 
 use std::collections::VecDeque;
 use std::time::Duration;
