@@ -142,6 +142,32 @@ fn a_run_goes_on_without_nodes_that_are_killed() {
     assert!(off.abs() < 2e-9, "{off:e}");
 }
 
+/// A server with copies is killed in the middle of a pass: the same cluster goes on.
+#[test]
+fn a_run_with_replicas_outlives_a_server() {
+    let (_, train) = training("replicas");
+    let train = format!("{train} --servers 3 --epsilon 1e-9");
+    let whole = run(&train);
+    assert!(whole.status.success(), "{whole:?}");
+    let whole = row(&mut &whole.stdout[..], "result");
+    // A pass takes long enough for the kill to come within the next one.
+    let slow = "--delay 1 --blocks 10 --straggle 1:50";
+    let mut going = start(&format!("{train} {slow} --replicas 1"));
+    let mut stdout = BufReader::new(going.stdout.take().unwrap());
+    assert_eq!(row(&mut stdout, "progress")["pass"], 0);
+    let [killed, ..] = children_as("server", going.id())[..] else { panic!("no server") };
+    signal("KILL", killed);
+    assert_eq!(row(&mut stdout, "progress")["pass"], 1, "it goes on");
+    let last = row(&mut stdout, "result");
+    let status = ended(&mut going, PATIENCE);
+    let mut said = String::new();
+    going.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert!(status.success(), "{said}");
+    let objective = |row: &Value| row["objective"].as_f64().unwrap();
+    let off = objective(&last) / objective(&whole) - 1.0;
+    assert!(off.abs() < 2e-9, "{off:e}");
+}
+
 /// All processes of a job are killed; the same command goes on from the weights that it saved.
 #[test]
 fn a_job_that_is_killed_whole_goes_on_from_what_it_saved() {

@@ -142,6 +142,10 @@ pub(crate) struct Method {
     /// A model with the weights to begin with, instead of 0
     #[arg(long, value_name = "FILE")]
     pub(crate) warm_start: Option<PathBuf>,
+    /// Copies of each server's part of the job, on other servers; training goes on without as many
+    /// servers that are lost
+    #[arg(long, value_name = "K", default_value_t = 0)]
+    pub(crate) replicas: u32,
     /// Share of the blocks, 0 to 1, at which a worker pauses for MS: shows the effect of a delay if
     /// machines differ
     #[arg(long, value_name = "SHARE:MS", value_parser = pauses)]

@@ -401,7 +401,7 @@ mod tests {
             "caravan train dbpg --data a b --test c --lambda 0.5 --workers 2 --servers 2 --van tcp --delay 2 --blocks 8 --order random --seed 3 --learning-rate 0.5 --epsilon 1e-5 --model m --model-format binary",
             "caravan train dbpg --data a --lambda 10,3,1 --l2 0.5 --intercept --positive-weight 4 --warm-start m --model n.bin --plot p.svg",
             "caravan train dbpg --data a --lambda 1 --lambda-path 10 --model m",
-            "caravan train dbpg --data a --lambda 1 --resume m --save-every 3 --restarts 2",
+            "caravan train dbpg --data a --lambda 1 --resume m --save-every 3 --restarts 2 --replicas 1",
             "caravan train dbpg --data a --lambda 1 --resume m --delay 0..8 --block-ratio 2.5 --prior 3,10..20",
             "caravan train dbpg --data a --lambda 1 --tail-frequency 4 --countmin-k 3 --countmin-ratio 1.5 --filters kkt,skip=0.5,significant=2",
             "caravan predict --model m --data a b --out p",

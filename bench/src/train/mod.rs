@@ -35,7 +35,9 @@ const SMOKE_PASSES: u64 = 3;
 fn dbpg(common: &Common, args: &Dbpg) -> Result<()> {
     let lambdas = lambdas(args)?;
     let interrupt = Interrupt::watch().context("cannot watch for Ctrl-C")?;
-    let config = cluster::config(common)?;
+    let mut config = cluster::config(common)?;
+    let losses = &mut config.node.server_losses_max;
+    *losses = (*losses).max(args.method.replicas as usize);
     check_restarts(common, args, config.node.role.is_some())?;
     // A wrong name must not cost a training run: outputs are tried, and the test set is read,
     // before.
@@ -333,6 +335,7 @@ fn job(common: &Common, args: &Dbpg, lambda: f64) -> Result<Job> {
     job.epsilon = method.epsilon;
     job.passes_max = if common.smoke { SMOKE_PASSES } else { method.passes };
     job.newton = job.newton.filter(|_| !method.no_newton);
+    job.replicas = method.replicas;
     job.straggle = method.straggle;
     let each_pass = u64::from(args.outcome.restarts > 0);
     job.save_every = args.outcome.save_every.unwrap_or(each_pass);
