@@ -7,6 +7,8 @@
 //!
 //! Path: worker > slicer (**map**) > filter > message > codec > endpoint > transport.
 
+use std::collections::BTreeSet;
+
 use caravan_van::KeyRange;
 use serde::{Deserialize, Serialize};
 
@@ -146,6 +148,21 @@ pub(crate) struct Created {
     /// The shards that have moved there: first key and epoch of each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) shards: Vec<(u64, u64)>,
+    /// The threads to which shards have moved from there.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub(crate) elsewhere: BTreeSet<usize>,
+    /// From the thread that numbers tables: the first and the last number of dropped ones.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) dropped: Vec<(u32, u32)>,
+}
+
+/// The body of [`Op::Create`](crate::op::Op::Create) to threads that do not number the table.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Numbered {
+    /// The table's specification as JSON.
+    pub(crate) table: String,
+    /// As [`Created::dropped`]: whoever hears only of some tables need not remember gaps.
+    pub(crate) dropped: Vec<(u32, u32)>,
 }
 
 /// The shards of a table, in the order of their keys.
@@ -174,6 +191,11 @@ impl Map {
     pub(crate) fn find(&self, key: u64) -> Option<usize> {
         let at = self.shards.partition_point(|shard| shard.range.last() < key);
         self.shards.get(at).filter(|shard| shard.range.contains(key)).map(|_| at)
+    }
+
+    /// The server threads that own shards.
+    pub(crate) fn owners(&self) -> BTreeSet<usize> {
+        self.shards.iter().map(|shard| shard.server).collect()
     }
 
     /// Enters that a server thread has all shards of another one.

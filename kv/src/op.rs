@@ -47,8 +47,9 @@ operations! {
     Push = 1 by Anybody,
     Pull = 2 by Anybody,
     PushPull = 3 by Anybody,
-    /// The values are a table's specification as JSON. Table 0 asks the first server thread for the
-    /// table's number, which its answer holds; the others are told.
+    /// Table 0 asks the first server thread for the number of a table with the specification in the
+    /// values, as JSON; its answer is [`Created`](crate::map::Created). Owners of its shards are
+    /// told of the number by [`Numbered`](crate::map::Numbered).
     Create = 4 by Anybody,
     /// The table's handle defines the values.
     Command = 5 by Anybody,
@@ -57,7 +58,8 @@ operations! {
     Keys = 6 by Anybody,
     /// The answer's values are the server thread's [`Cost`](crate::Cost) so far, as JSON.
     Cost = 7 by Anybody,
-    /// Drops the table. As the operation of a failure: the table of the request was dropped.
+    /// Drops the table. The answer's values are the server threads to which shards of it have moved
+    /// from there, as JSON, or nothing. As the operation of a failure: the table of the request was dropped.
     Drop = 8 by Anybody,
     /// The values are a namespace. The answer's values are the number and the specification of each
     /// table within, as JSON.

@@ -61,14 +61,14 @@ pub(crate) enum RequestKind {
 impl RequestKind {
     /// Whether servers answer with text or other bytes that are kept as they come.
     pub(crate) fn has_replies(self) -> bool {
-        use RequestKind::{Checkpoint, Command, Cost, Create, Fresh, Join, Tables};
-        matches!(self, Create | Command | Cost | Tables | Join | Fresh | Checkpoint)
+        use RequestKind::{Checkpoint, Command, Cost, Create, Drop, Fresh, Join, Tables};
+        matches!(self, Create | Command | Cost | Drop | Tables | Join | Fresh | Checkpoint)
     }
 
     /// Whether servers answer with nothing but that it was executed.
     pub(crate) fn is_bare(self) -> bool {
-        use RequestKind::{Bound, Clock, Drop, Leave, Push};
-        matches!(self, Push | Drop | Clock | Leave | Bound)
+        use RequestKind::{Bound, Clock, Leave, Push};
+        matches!(self, Push | Clock | Leave | Bound)
     }
 
     pub(crate) fn name(self) -> &'static str {

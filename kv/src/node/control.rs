@@ -413,6 +413,9 @@ pub struct Roster {
     pub first_thread: usize,
     /// Number of workers.
     pub workers: usize,
+    /// Servers that may be lost while the others go on.
+    #[serde(default)]
+    pub server_losses_max: usize,
 }
 
 /// The job or part of a job called `part` within `job`.

@@ -79,6 +79,7 @@ impl Member {
             threads: 1,
             first_thread: 0,
             workers: 0,
+            server_losses_max: 0,
         };
         let mut member = Member {
             lane,

@@ -302,7 +302,8 @@ pub(super) fn without_threads(config: &NodeConfig) -> Result<Vec<Candidate>> {
 /// As [`Worker::connect`].
 pub fn client(config: &NodeConfig, node: u32, servers: &[ServerAddress]) -> Result<Worker> {
     let identity = Identity { role: Role::Worker.number(), ..config.identity };
-    client_of(&NodeConfig { identity, ..config.clone() }, node, (servers, 1), None)
+    let waits = Waits::up_to(config.request_timeout);
+    client_of(&NodeConfig { identity, ..config.clone() }, node, (servers, 1), waits)
 }
 
 /// As [`client`], of the cluster of a roster, with a watch for lost nodes during its waits.
@@ -311,14 +312,19 @@ pub(crate) fn watched_client(
     roster: &Roster,
     watch: Option<Watch>,
 ) -> Result<Worker> {
-    client_of(config, roster.node, (&roster.servers, roster.threads), watch)
+    let waits = Waits::up_to(config.request_timeout).sparing(roster.server_losses_max > 0);
+    let waits = match watch {
+        Some(watch) => waits.watching(watch, config.heartbeat),
+        None => waits,
+    };
+    client_of(config, roster.node, (&roster.servers, roster.threads), waits)
 }
 
 fn client_of(
     config: &NodeConfig,
     node: u32,
     (servers, threads): (&[ServerAddress], usize),
-    watch: Option<Watch>,
+    waits: Waits,
 ) -> Result<Worker> {
     // Its timestamps begin anew: servers must not take them for another client's of this process.
     let identity = Identity { incarnation: incarnation(), ..config.identity };
@@ -327,10 +333,6 @@ fn client_of(
     let opened = backend::open(config.van, &van)?;
     let transport = messages::watched(opened, config, (&role, node), 0)?;
     let endpoint = Endpoint::new(transport, node, config.credits);
-    let mut waits = Waits::up_to(config.request_timeout);
-    if let Some(watch) = watch {
-        waits = waits.watching(watch, config.heartbeat);
-    }
     Worker::connect_watched(endpoint, (servers, threads), config.join_timeout, waits)
 }
 

@@ -11,7 +11,7 @@ use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
 use caravan_van::wire::Kind;
-use caravan_van::{Arrival, Counters, Draft, Endpoint, Message, PeerId};
+use caravan_van::{Arrival, Counters, Draft, Endpoint, Message, PeerId, Values};
 
 use super::answer::{ReplyTo, answer, post, refuse, refuse_dropped};
 use super::handle::Handles;
@@ -411,8 +411,8 @@ impl ServerThread {
             let refused = refuse_dropped(&mut self.endpoint.lanes, reply_to);
             self.check(reply_to.peer, refused);
         }
-        let waiting = match self.tables.drop(table) {
-            Ok(waiting) => waiting,
+        let (waiting, elsewhere) = match self.tables.drop(table) {
+            Ok(dropped) => dropped,
             Err(reason) => return self.refuse(peer, message, &reason),
         };
         self.lists.forget_table(table);
@@ -423,7 +423,15 @@ impl ServerThread {
             let refused = refuse_dropped(&mut self.endpoint.lanes, reply_to(peer, &message));
             self.check(peer, refused);
         }
-        let answered = self.endpoint.lanes.answer(peer, message.timestamp());
+        let lanes = &mut self.endpoint.lanes;
+        let answered = match elsewhere.is_empty() {
+            true => lanes.answer(peer, message.timestamp()),
+            false => {
+                let elsewhere = serde_json::json!(elsewhere).to_string();
+                let values = Values::Copied(elsewhere.as_bytes());
+                post(lanes, peer, Draft { values, ..answer(Kind::Reply, message) })
+            }
+        };
         self.check(peer, answered);
     }
 

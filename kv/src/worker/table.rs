@@ -1,5 +1,7 @@
 //! A worker's tables: creating them, their settings, and their counters.
 
+use std::collections::BTreeSet;
+
 use caravan_van::wire::Coding;
 use caravan_van::{KeyRange, PeerId};
 use serde::de::DeserializeOwned;
@@ -7,7 +9,7 @@ use serde::de::DeserializeOwned;
 use super::{Moves, Server, Worker};
 use crate::error::{Error, Result};
 use crate::filter::{AtWorker, KeyCacheCounters, Own, OwnFilters, Sent, Traffic};
-use crate::map::{Created, Map, Placed};
+use crate::map::{Created, Map, Numbered, Placed};
 use crate::node::within;
 use crate::table::{TableSpec, ValueType};
 use crate::tracker::{RequestKind, Timestamp};
@@ -109,8 +111,8 @@ impl Worker {
         self.own_filters = filters;
     }
 
-    /// Creates a table on all servers, or joins it if there is an equal one of that id in its
-    /// namespace.
+    /// Creates a table on the servers that own shards of it, or joins it if there is an equal one
+    /// of that id in its namespace. The first server thread numbers it, and knows all tables.
     ///
     /// # Errors
     /// [`Error::Refused`] if the servers have another table under that id or cannot build this one;
@@ -122,39 +124,66 @@ impl Worker {
         spec.check_consistency()?;
         self.own_filters.make(spec, Some(self.endpoint.lanes.node()))?;
         let spec = &spec.clone().namespace(&within(&self.namespace, &spec.namespace));
-        let text = serde_json::to_vec(spec)?;
+        let text = serde_json::to_string(spec)?;
         self.recovery.is_on |= spec.replicas > 0;
-        let place = self.ask_survivors(|worker| worker.create_everywhere(spec, range, &text))?;
+        let place = self.ask_survivors(|worker| worker.create_at_owners(spec, range, &text))?;
         Ok(Table(place as u32, self.tables[place].number))
     }
 
-    /// Has all servers create a table; returns its place here.
-    fn create_everywhere(
-        &mut self,
-        spec: &TableSpec,
-        range: KeyRange,
-        text: &[u8],
-    ) -> Result<usize> {
+    /// Has the first server number a table and the owners of its shards create it; returns its
+    /// place here.
+    fn create_at_owners(&mut self, spec: &TableSpec, range: KeyRange, text: &str) -> Result<usize> {
         let map = spec.placement.map(range, self.servers.len())?;
-        let first: Created = self.ask_first(RequestKind::Create, text)?;
-        let number = first.number;
-        let told = self.living();
-        let others = self.tell(&told[1..], RequestKind::Create, number, text)?;
-        let others = self.wait(others).map_err(|error| match error {
-            Error::TableDropped { .. } => Error::TableDropped { table: spec.name.clone() },
-            other => other,
-        })?;
+        let first = self.first()?;
+        let mut created: Created = self.ask_first(RequestKind::Create, text.as_bytes())?;
+        let number = created.number;
+        let dropped = std::mem::take(&mut created.dropped);
+        let numbered = serde_json::to_vec(&Numbered { table: text.to_owned(), dropped })?;
+        let mut told = BTreeSet::from([first]);
+        let mut next = self.holders(spec, &map);
+        next.extend(&created.elsewhere);
+        let mut claims = vec![(first, created)];
+        while let Some(others) = self.untold(&mut told, next) {
+            let asked = self.tell(&others, RequestKind::Create, number, &numbered)?;
+            let answered = self.wait(asked).map_err(|error| match error {
+                Error::TableDropped { .. } => Error::TableDropped { table: spec.name.clone() },
+                other => other,
+            })?;
+            next = BTreeSet::new();
+            for (server, reply) in others.into_iter().zip(&answered.replies) {
+                let created: Created = self.read_reply(server, RequestKind::Create, reply)?;
+                next.extend(&created.elsewhere);
+                claims.push((server, created));
+            }
+        }
         let known = self.tables.iter().position(|known| known.number == number);
         let place = match known {
             Some(place) => place,
             None => self.enter_table(number, spec, range, map)?,
         };
-        self.enter_claims(place, told[0], &first);
-        for (&server, reply) in told[1..].iter().zip(&others.replies) {
-            let created = self.read_reply(server, RequestKind::Create, reply)?;
-            self.enter_claims(place, server, &created);
+        for (server, created) in &claims {
+            self.enter_claims(place, *server, created);
         }
         Ok(place)
+    }
+
+    /// The server threads that have to know of a table: the owners of its shards; or all, if any of
+    /// them may have to serve copies, or to number tables after a loss.
+    fn holders(&self, spec: &TableSpec, map: &Map) -> BTreeSet<usize> {
+        match spec.replicas > 0 || self.waits.spares {
+            true => (0..self.servers.len()).collect(),
+            false => map.owners(),
+        }
+    }
+
+    /// Those of `next` that live and were not told, which are now; `None` if there are none.
+    fn untold(&self, told: &mut BTreeSet<usize>, next: BTreeSet<usize>) -> Option<Vec<usize>> {
+        let lives = |server: &usize| {
+            *server < self.servers.len() && !self.recovery.view.lost.contains(server)
+        };
+        let next: Vec<usize> =
+            next.into_iter().filter(lives).filter(|it| told.insert(*it)).collect();
+        (!next.is_empty()).then_some(next)
     }
 
     /// Gives a new table a place; returns it.
@@ -221,8 +250,8 @@ impl Worker {
         }
     }
 
-    /// Drops a table on all servers, with its rows and everything that servers and this worker keep
-    /// for it. Nothing happens there if another worker has dropped it before.
+    /// Drops a table on all servers that know it, with its rows and everything that servers and this
+    /// worker keep for it. Nothing happens there if another worker has dropped it before.
     ///
     /// Requests of this worker that came first are executed, unless they wait for a clock. All
     /// others, of whichever worker, end with [`Error::TableDropped`]. Afterwards its id is free for
@@ -231,8 +260,10 @@ impl Worker {
     /// # Errors
     /// [`Error::UnknownTable`]; [`Error::ServerLost`].
     pub fn drop_table(&mut self, table: Table) -> Result<()> {
-        self.known(table)?;
-        self.drop_everywhere(table.1)?;
+        let known = self.known(table)?;
+        let owners = known.map.owners();
+        let spec = known.spec.clone();
+        self.drop_at_holders(table.1, &spec, &owners)?;
         self.forget_tables(|it| it.is(table));
         Ok(())
     }
@@ -247,9 +278,51 @@ impl Worker {
         let mut tables = self.tables_within(&namespace)?;
         // Those of jobs are not within the empty namespace.
         tables.retain(|(_, spec)| spec.is_within(&namespace));
-        tables.iter().try_for_each(|(number, _)| self.drop_everywhere(*number))?;
+        for (number, spec) in &tables {
+            self.drop_at_holders(*number, spec, &BTreeSet::new())?;
+        }
         self.forget_tables(|it| it.spec.is_within(&namespace));
         Ok(tables.len())
+    }
+
+    /// Drops a table at its first owners, at `owners`, and wherever shards of it have moved from
+    /// there. The first server is the last to hear: whoever is cut off before can drop it again.
+    fn drop_at_holders(
+        &mut self,
+        number: u32,
+        spec: &TableSpec,
+        owners: &BTreeSet<usize>,
+    ) -> Result<()> {
+        let map = spec.placement.map(spec.range()?, self.servers.len())?;
+        self.ask_survivors(|worker| worker.drop_along(number, spec, &map, owners))
+    }
+
+    fn drop_along(
+        &mut self,
+        number: u32,
+        spec: &TableSpec,
+        map: &Map,
+        owners: &BTreeSet<usize>,
+    ) -> Result<()> {
+        let first = self.first()?;
+        let mut told = BTreeSet::from([first]);
+        let mut next = self.holders(spec, map);
+        next.extend(owners);
+        let kind = RequestKind::Drop;
+        let mut is_first_told = false;
+        loop {
+            let servers = match self.untold(&mut told, std::mem::take(&mut next)) {
+                Some(servers) => servers,
+                None if std::mem::replace(&mut is_first_told, true) => return Ok(()),
+                None => vec![first],
+            };
+            let asked = self.tell(&servers, kind, number, &[])?;
+            let replies = self.wait(asked)?.replies;
+            for (&server, reply) in servers.iter().zip(&replies).filter(|it| !it.1.is_empty()) {
+                let elsewhere: BTreeSet<usize> = self.read_reply(server, kind, reply)?;
+                next.extend(elsewhere);
+            }
+        }
     }
 
     /// The tables of a namespace and of those within it, whoever created them; all tables if it is
@@ -266,14 +339,6 @@ impl Worker {
     /// The tables of a namespace and of those within it, with their numbers.
     fn tables_within(&mut self, namespace: &str) -> Result<Vec<(u32, TableSpec)>> {
         self.ask_survivors(|worker| worker.ask_first(RequestKind::Tables, namespace.as_bytes()))
-    }
-
-    /// Has all servers drop a table.
-    fn drop_everywhere(&mut self, number: u32) -> Result<()> {
-        self.ask_survivors(|worker| {
-            let dropped = worker.broadcast(RequestKind::Drop, number, &[])?;
-            worker.wait(dropped).map(drop)
-        })
     }
 
     /// Asks servers about whole tables. If one is lost meanwhile and the others go on, asks those
@@ -327,11 +392,15 @@ impl Worker {
 
     /// Asks the first server thread, which numbers the tables; returns its answer.
     fn ask_first<T: DeserializeOwned>(&mut self, kind: RequestKind, body: &[u8]) -> Result<T> {
-        let living = self.living();
-        let Some(&first) = living.first() else { return Err(self.servers[0].error()) };
+        let first = self.first()?;
         let asked = self.tell(&[first], kind, 0, body)?;
         let replies = self.wait(asked)?.replies;
         self.read_reply(first, kind, replies.first().map_or(&[], Vec::as_slice))
+    }
+
+    /// The first server thread that is not lost.
+    fn first(&self) -> Result<usize> {
+        self.living().first().copied().ok_or_else(|| self.servers[0].error())
     }
 
     /// Reads a server's reply.

@@ -25,6 +25,8 @@ const LOOK_EVERY: u32 = 1024;
 pub(crate) struct Waits {
     /// Fails once a node is lost.
     watch: Option<Watch>,
+    /// Whether servers may be lost while the others go on.
+    pub(super) spares: bool,
     /// Longest sleep between two checks.
     pub(super) nap: Duration,
     /// Whether the last check failed: the next wait then checks before its first sleep.
@@ -38,7 +40,7 @@ pub(crate) struct Waits {
 impl Waits {
     /// Gives up after `silence_max` without any answer.
     pub(crate) fn up_to(silence_max: Duration) -> Waits {
-        Waits { watch: None, nap: NAP, is_failing: false, naps: 0, silence_max }
+        Waits { watch: None, spares: false, nap: NAP, is_failing: false, naps: 0, silence_max }
     }
 
     /// Whether anybody says which servers are lost.
@@ -56,7 +58,13 @@ impl Waits {
     /// Replaces the watch, which runs about every `nap`.
     pub(super) fn watch_by(&mut self, watch: Watch, nap: Duration) {
         self.watch = Some(watch);
+        self.spares = true;
         self.nap = nap;
+    }
+
+    /// Says whether servers may be lost while the others go on.
+    pub(crate) fn sparing(self, spares: bool) -> Waits {
+        Waits { spares, ..self }
     }
 
     /// Adds a watch over nodes that send a heartbeat every `heartbeat`. It runs about ten times as

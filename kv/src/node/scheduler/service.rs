@@ -445,6 +445,7 @@ impl Service {
             threads: self.plane.members.threads_of_each(),
             first_thread: 0,
             workers: self.config.workers,
+            server_losses_max: self.config.node.server_losses_max,
         }
     }
 

@@ -3,6 +3,8 @@
 //!
 //! Path: codec > thread > **tables** > shard > store > answer.
 
+use std::collections::BTreeSet;
+
 use caravan_van::{Account, KeyRange, Pool};
 
 use super::chain::Chain;
@@ -28,13 +30,15 @@ const SHARD_BYTES: usize = 4 << 10;
 /// Bytes of a table's filters, whose compressor needs most.
 const FILTERS_BYTES: usize = 64 << 10;
 
-/// A table of the cluster, whether or not this thread has shards of it.
+/// A table that this thread has heard of, whether or not it has shards of it.
 pub(in crate::server) struct Known {
     pub(in crate::server) spec: TableSpec,
     /// The specification as JSON.
     pub(in crate::server) text: String,
     /// Whether a worker has had it created here; other threads may have told of it before.
     pub(in crate::server) is_created: bool,
+    /// The server threads to which shards of it were to move from here.
+    pub(in crate::server) elsewhere: BTreeSet<usize>,
     /// Charged for the other fields.
     memory: Account,
 }
@@ -51,7 +55,7 @@ impl Known {
         let text = serde_json::to_string(&spec).map_err(|error| error.to_string())?;
         spec.filters.check(&spec).map_err(|error| error.to_string())?;
         spec.check_consistency().map_err(|error| error.to_string())?;
-        Ok(Known { spec, text, is_created: false, memory })
+        Ok(Known { spec, text, is_created: false, elsewhere: BTreeSet::new(), memory })
     }
 
     /// Checks that the wanted table is this one.

@@ -48,17 +48,32 @@ impl Numbers {
     /// # Errors
     /// If there is no memory for it.
     pub(super) fn drop(&mut self, number: u32) -> Result<(), String> {
-        if self.is_dropped(number) {
+        self.drop_all(number, number)
+    }
+
+    /// Records that the tables of the numbers from `first` to `last` were dropped.
+    ///
+    /// # Errors
+    /// If there is no memory for it.
+    pub(super) fn drop_all(&mut self, first: u32, last: u32) -> Result<(), String> {
+        if self.interval(first).is_some_and(|(_, known)| known >= last) {
             return Ok(());
         }
         let bytes = (self.dropped.len() + 1) * INTERVAL_BYTES;
         self.memory.set(bytes).map_err(|error| error.to_string())?;
-        let before = number.checked_sub(1).and_then(|before| self.interval(before));
-        let first = before.map_or(number, |(first, _)| first);
-        let after = number.checked_add(1).and_then(|after| self.dropped.remove(&after));
-        self.dropped.insert(first, after.unwrap_or(number));
+        let before = self.interval(first.saturating_sub(1));
+        let first = before.map_or(first, |(before, _)| before);
+        let after = self.interval(last.saturating_add(1));
+        let last = after.map_or(last, |(_, after)| after);
+        self.dropped.retain(|&begin, _| !(first..=last).contains(&begin));
+        self.dropped.insert(first, last);
         self.memory.release(bytes - self.dropped.len() * INTERVAL_BYTES);
         Ok(())
+    }
+
+    /// Dropped numbers as intervals: the first number and the last of each.
+    pub(super) fn dropped(&self) -> Vec<(u32, u32)> {
+        self.dropped.iter().map(|(&first, &last)| (first, last)).collect()
     }
 
     /// The dropped numbers around `number`.
@@ -88,6 +103,21 @@ mod tests {
         assert_eq!(numbers.dropped, BTreeMap::from([(1, 1000)]));
         assert_eq!(numbers.memory.bytes(), INTERVAL_BYTES);
         assert_eq!(numbers.next(), Ok(1001));
+    }
+
+    #[test]
+    fn intervals_that_another_thread_tells_fill_the_gaps() {
+        let pool = Pool::new(1 << 20);
+        let mut numbers = Numbers::new(&pool);
+        [3, 11, 19, 40].iter().for_each(|number| numbers.drop(*number).unwrap());
+        numbers.drop_all(1, 18).unwrap();
+        assert_eq!(numbers.dropped(), [(1, 19), (40, 40)]);
+        numbers.drop_all(5, 9).unwrap();
+        numbers.drop_all(20, 30).unwrap();
+        assert_eq!(numbers.dropped(), [(1, 30), (40, 40)]);
+        numbers.drop_all(0, u32::MAX).unwrap();
+        assert_eq!(numbers.dropped(), [(0, u32::MAX)]);
+        assert_eq!(numbers.memory.bytes(), INTERVAL_BYTES);
     }
 
     #[test]

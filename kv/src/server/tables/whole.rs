@@ -3,6 +3,8 @@
 //!
 //! Path: codec > thread > **tables** > shard > store > answer.
 
+use std::collections::BTreeSet;
+
 use caravan_van::wire::Kind;
 use caravan_van::{Draft, KeyRange, Lanes, Message, PeerId, Values};
 use serde::Serialize;
@@ -14,7 +16,7 @@ use super::{Client, Step, Tables, Trouble, keep};
 use crate::consistency::Admission;
 use crate::cost::Cost;
 use crate::history::Recorder;
-use crate::map::{Created, Placed};
+use crate::map::{Created, Numbered, Placed};
 use crate::op::Op;
 use crate::server::answer::{ReplyTo, answer, post};
 use crate::server::shard::Request;
@@ -34,9 +36,8 @@ impl Tables {
         op.map_or(Ok(()), |op| self.check_role(peer, op))?;
         match op {
             Some(Op::Create) => {
-                let number = self.create(lanes, message)?;
-                let shards = self.claims(number);
-                post_json(lanes, peer, message, &Created { number, shards })?;
+                let created = self.create(lanes, message)?;
+                post_json(lanes, peer, message, &created)?;
             }
             Some(Op::Drop) => return Ok(Step::Drop),
             Some(Op::Tables) => {
@@ -143,11 +144,31 @@ impl Tables {
         Ok(Step::Done)
     }
 
-    /// Creates a table, unless an equal one exists; returns its number.
-    fn create(&mut self, lanes: &Lanes, message: &Message) -> Result<u32, Trouble> {
+    /// Creates a table, unless an equal one exists.
+    fn create(&mut self, lanes: &Lanes, message: &Message) -> Result<Created, Trouble> {
+        let is_numbered = message.table() != 0;
+        let wanted = if is_numbered {
+            let Numbered { table, dropped } =
+                serde_json::from_slice(message.values()).map_err(|error| error.to_string())?;
+            for (first, last) in dropped {
+                self.numbers.drop_all(first, last)?;
+            }
+            Known::read(table.as_bytes(), lanes.memory())?
+        } else {
+            Known::read(message.values(), lanes.memory())?
+        };
+        let number = self.create_as(lanes, message.table(), wanted)?;
+        let shards = self.claims(number);
+        let elsewhere = self.known.get(&number).map(|known| known.elsewhere.clone());
+        let elsewhere = elsewhere.unwrap_or_default();
+        let dropped = if is_numbered { Vec::new() } else { self.numbers.dropped() };
+        Ok(Created { number, shards, elsewhere, dropped })
+    }
+
+    /// Creates a table of this number, 0 if it has none yet; returns its number.
+    fn create_as(&mut self, lanes: &Lanes, number: u32, mut wanted: Known) -> Result<u32, Trouble> {
         let memory = lanes.memory();
-        let mut wanted = Known::read(message.values(), memory)?;
-        let number = match (message.table(), self.named(&wanted.spec.namespace, wanted.spec.id)) {
+        let number = match (number, self.named(&wanted.spec.namespace, wanted.spec.id)) {
             (0, Some(number)) => number,
             (0, None) if self.gives_numbers() => self.numbers.next()?,
             (0, None) => {
@@ -208,15 +229,18 @@ impl Tables {
         Ok(number)
     }
 
-    /// Drops a table with its rows, if it exists; returns the requests that wait for its model. Its
-    /// number is never used again.
+    /// Drops a table with its rows, if it exists; returns the requests that wait for its model, and
+    /// the threads to which shards have moved from here. Its number is never used again.
     ///
     /// # Errors
     /// If there is no memory to remember that.
-    pub(in crate::server) fn drop(&mut self, number: u32) -> Result<Vec<Waiting>, String> {
+    pub(in crate::server) fn drop(
+        &mut self,
+        number: u32,
+    ) -> Result<(Vec<Waiting>, BTreeSet<usize>), String> {
         self.numbers.drop(number)?;
         let mut waiting = Vec::new();
-        self.known.remove(&number);
+        let elsewhere = self.known.remove(&number).map(|known| known.elsewhere);
         self.forget_moves(number);
         for entry in self.entries.extract_if(.., |entry| entry.number == number) {
             waiting.extend(entry.governor.into_iter().flat_map(|it| it.into_waiting()));
@@ -225,7 +249,7 @@ impl Tables {
         if self.entries.len() < self.entries.capacity() / 4 {
             self.entries.shrink_to_fit();
         }
-        Ok(waiting)
+        Ok((waiting, elsewhere.unwrap_or_default()))
     }
 }
 

@@ -141,6 +141,9 @@ impl Tables {
         let to = Recipient { peer: None, number, sent: 0, is_ready: false };
         self.find(table, range.begin())?.moving = Some(Moving::new(With::Newcomer(to), false));
         self.moves.count = number;
+        if let Some(known) = self.known.get_mut(&table) {
+            known.elsewhere.insert(destination.server);
+        }
         let wish = Held { peer, message, list: None };
         let next = Some(range.begin());
         self.moves.leaving.push(Leaving {
