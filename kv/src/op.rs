@@ -59,7 +59,8 @@ operations! {
     /// The answer's values are the server thread's [`Cost`](crate::Cost) so far, as JSON.
     Cost = 7 by Anybody,
     /// Drops the table. The answer's values are the server threads to which shards of it have moved
-    /// from there, as JSON, or nothing. As the operation of a failure: the table of the request was dropped.
+    /// from there, as JSON, or nothing. As the operation of a failure: the table of the request was
+    /// dropped.
     Drop = 8 by Anybody,
     /// The values are a namespace. The answer's values are the number and the specification of each
     /// table within, as JSON.

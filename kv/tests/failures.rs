@@ -454,7 +454,9 @@ fn senseless_requests_are_refused_by_name() {
     assert!(ask(1, 1, &[1], &[], &[0; 8]).contains("table number 1 is unknown"));
     assert!(ask(5, 1, &[], &[], b"x").contains("table number 1 is unknown"));
     assert!(ask(4, 0, &[], &[], b"{\"id\":").contains("EOF"));
-    assert_eq!(ask(4, 1, &[], &[], &serde_json::to_vec(&spec).unwrap()), "");
+    assert!(ask(4, 1, &[], &[], b"{\"table\":\"\",\"dropped\":[]}").contains("EOF"));
+    assert!(ask(4, 1, &[], &[], b"{\"table\":7}").contains("invalid type"));
+    assert_eq!(ask(4, 0, &[], &[], &serde_json::to_vec(&spec).unwrap()), "");
     assert!(ask(0, 1, &[], &[], &[]).contains("no operation 0"));
     assert!(ask(1, 1, &[5], &[], &[0; 8]).contains("not in its shard of keys 0 to 4"));
     assert!(ask(2, 1, &[3, u64::MAX], &[], &[]).contains("not in its shard"));
@@ -472,7 +474,7 @@ fn senseless_requests_are_refused_by_name() {
     assert!(ask(1, 1, &[2], &[3], &[0; 16]).contains("takes 24 bytes, not 16"));
     assert_eq!(ask(1, 1, &[2], &[3], &[0; 24]), "");
     let spec = TableSpec::new(2, "v", ValueType::F32, 0);
-    assert_eq!(ask(4, 2, &[], &[], &serde_json::to_vec(&spec).unwrap()), "");
+    assert_eq!(ask(4, 0, &[], &[], &serde_json::to_vec(&spec).unwrap()), "");
     assert!(ask(1, 2, &[1, 2], &[1, 2], &[0; 8]).contains("add up to 3"));
     assert!(ask(1, 2, &[1, 2], &[], &[0; 8]).contains("0 lengths"));
     assert!(ask(1, 2, &[1], &[u32::MAX], &[0; 8]).contains("4294967295"));
@@ -480,7 +482,7 @@ fn senseless_requests_are_refused_by_name() {
     // The least width that overflows, and one that no memory holds.
     for (id, width) in [(3, u32::MAX), (4, 1 << 31)] {
         let spec = TableSpec::new(id, "huge", ValueType::F64, width);
-        assert_eq!(ask(4, id, &[], &[], &serde_json::to_vec(&spec).unwrap()), "");
+        assert_eq!(ask(4, 0, &[], &[], &serde_json::to_vec(&spec).unwrap()), "");
         assert!(
             ask(2, id, &[1], &[], &[]).contains("over a message's"),
             "a pull of {width} values"

@@ -289,3 +289,74 @@ fn moves_that_cannot_be_are_refused_by_name() {
     });
     worker.join().unwrap_or_else(|stopped| panic!("{stopped}"));
 }
+
+/// Serves as thread `index` of 8; the node's result is how many messages it has received.
+fn counted(network: &Network, index: u32, stop: &Arc<AtomicBool>) -> Node<u64> {
+    let stop = stop.clone();
+    let node = network.spawn(&format!("server {index}"), move |network| {
+        let endpoint = server_endpoint(network, index);
+        let mut server = ServerThread::new(endpoint, index as usize, 8, Handles::default());
+        server.run(&stop).unwrap();
+        server.counters().messages_received
+    });
+    network.sleep(Duration::from_micros(1)); // keeps addresses in order
+    node
+}
+
+/// Creates a table at threads 2 and 5 of 8, whose second shard moves on to 6 and 7, and on and on;
+/// then another worker joins, and drops it.
+fn follow_a_table(network: &Network, addresses: &[ServerAddress]) {
+    let at = |server| Placement::Cut(vec![(0, 2), (500, server)]);
+    let spec = TableSpec::new(1, "t", ValueType::I64, 1).keys(KeyRange::new(0, 1000).unwrap());
+    let mut one = connect(network, 90, addresses);
+    let table = one.create_table(&spec.clone().placement(at(5))).unwrap();
+    let pushed = one.push(table, &[1, 999], &[3i64, 4]).unwrap();
+    one.wait(pushed).unwrap();
+    for to in [6, 7, 5, 6, 7] {
+        let moved = one.move_shard(table, 999, to).unwrap();
+        one.wait(moved).unwrap();
+    }
+    let mut two = connect(network, 91, addresses);
+    let joined = two.create_table(&spec.clone().placement(at(5))).unwrap();
+    let owners: Vec<usize> = two.shards(joined).unwrap().iter().map(|it| it.server).collect();
+    assert_eq!(owners, [2, 7], "whoever joins follows the shard to where it is");
+    let pulled = two.pull(joined, &[1, 999]).unwrap();
+    assert_eq!(two.wait(pulled).unwrap().values::<i64>(), [3, 4]);
+    two.drop_table(joined).unwrap();
+    for key in [1, 999] {
+        let late = one.push(table, &[key], &[1i64]).unwrap();
+        let error = one.wait(late).unwrap_err();
+        assert!(matches!(error, caravan_kv::Error::TableDropped { .. }), "{error}");
+    }
+    // Those that had the shard on its way have forgotten it as well.
+    let again = two.create_table(&spec.placement(at(6))).unwrap();
+    let pulled = two.pull(again, &[1, 999]).unwrap();
+    assert_eq!(two.wait(pulled).unwrap().values::<i64>(), [0, 0]);
+    two.drop_table(again).unwrap();
+    assert!(two.list_tables("").unwrap().is_empty());
+}
+
+#[test]
+fn owners_alone_hear_of_a_table_and_its_drop_follows_the_shards() {
+    for_each_seed(6, |seed| {
+        let network = Network::new(seed, weather(seed));
+        let stop = Arc::new(AtomicBool::new(false));
+        let servers: Vec<_> = (0..8).map(|index| counted(&network, index, &stop)).collect();
+        let at = |index| ServerAddress {
+            name: format!("server {index}"),
+            address: format!("sim:{index}"),
+        };
+        let addresses: Vec<_> = (0..8).map(at).collect();
+        let worker = network.spawn("worker", move |network| follow_a_table(network, &addresses));
+        worker.join().unwrap_or_else(|stopped| panic!("{stopped}"));
+        stop.store(true, Ordering::Relaxed);
+        let heard = servers.into_iter().map(Node::join);
+        let heard: Vec<u64> = heard.map(|it| it.unwrap_or_else(|why| panic!("{why}"))).collect();
+        let asked: Vec<usize> = (0..8).filter(|index| heard[*index] > 0).collect();
+        assert_eq!(
+            asked,
+            [0, 2, 5, 6, 7],
+            "the first thread, and those that had shards: {heard:?}"
+        );
+    });
+}

@@ -161,6 +161,7 @@ impl Worker {
     ///
     /// Whoever has the next copy serves the shards of a lost thread. All workers have to give up
     /// the same ones, and none ever comes back.
+    /// Every worker needs a watch before it creates tables: all threads then hear of all tables.
     pub fn watch_servers(
         &mut self,
         watch: impl FnMut() -> Result<Vec<usize>> + 'static,

@@ -250,8 +250,8 @@ impl Worker {
         }
     }
 
-    /// Drops a table on all servers that know it, with its rows and everything that servers and this
-    /// worker keep for it. Nothing happens there if another worker has dropped it before.
+    /// Drops a table on all servers that know it, with its rows and everything that servers and
+    /// this worker keep for it. Nothing happens there if another worker has dropped it before.
     ///
     /// Requests of this worker that came first are executed, unless they wait for a clock. All
     /// others, of whichever worker, end with [`Error::TableDropped`]. Afterwards its id is free for

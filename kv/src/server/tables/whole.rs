@@ -182,6 +182,7 @@ impl Tables {
             if std::mem::replace(&mut known.is_created, true) {
                 return Ok(number);
             }
+            wanted.elsewhere.clone_from(&known.elsewhere);
         }
         if self.numbers.is_dropped(number) {
             return Err(Trouble::Dropped);
