@@ -62,7 +62,7 @@ row! {
         /// The seconds of one worker that waits for no message.
         alone: f64 => "alone" as four,
         /// Against those, divided by the number of workers.
-        of_perfect: f64 => "of perfect" as ratio,
+        of_perfect: f64 => "perfect" as ratio,
         /// Share of that time in which workers did not compute, on average.
         idle: f64 => "idle" as three,
         objective: f64,
@@ -77,6 +77,7 @@ row! {
         wrong: u64 => "wrong"; "  filters" |row| row.filters_text(),
     }
     title |_| "scale: until the target, in simulated seconds; \
+               alone = those of one worker that waits for nothing; perfect = against alone / nodes; \
                idle = share of it that workers did not compute, sent in MB (10^6)";
     counts wrong;
 }
