@@ -10,7 +10,7 @@ mod support;
 
 use std::collections::BTreeMap;
 use std::io::Write;
-use std::process::{Output, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use caravan_kv::{Cluster, ClusterConfig, Launch};

@@ -125,13 +125,26 @@ impl AtWorker {
         block: &'a mut Option<Buffer>,
         pool: &Pool,
     ) -> Result<Passage> {
-        let raw_bytes = size_of_val(draft.keys) + size_of_val(draft.lengths) + pushed.len();
-        let mut passage = Passage::new(raw_bytes);
-        let makes_blocks = self.filters.makes_blocks();
-        let is_idle = self.own.is_none() && !makes_blocks;
+        let is_idle = self.own.is_none() && !self.filters.makes_blocks();
         if is_idle || draft.lengths.is_empty() && pushed.is_empty() {
-            return Ok(passage);
+            return Ok(passage(draft, pushed));
         }
+        self.filter(spec, draft, pushed, drops_keys, block, pool)
+    }
+
+    /// Does what [`AtWorker::encode`] says. This is out of line, so that tables whose filters only
+    /// name keys do not pay for it.
+    #[inline(never)]
+    fn filter<'a>(
+        &'a mut self,
+        spec: &TableSpec,
+        draft: &mut Draft<'a>,
+        pushed: &'a [u8],
+        drops_keys: bool,
+        block: &'a mut Option<Buffer>,
+        pool: &Pool,
+    ) -> Result<Passage> {
+        let mut passage = passage(draft, pushed);
         let changed = match self.own.is_lossy() && !self.lossless {
             true => Some(self.own.change(spec, pushed, pool)?),
             false => None,
@@ -161,7 +174,7 @@ impl AtWorker {
             values: selected.as_deref().unwrap_or(values),
         };
         let draws = &mut self.draws;
-        let made = match makes_blocks {
+        let made = match self.filters.makes_blocks() {
             true => {
                 with_type!(spec.value, V => make_block::<V>(&filters, draws, rows, pool, &mut passage))
             }
@@ -386,6 +399,11 @@ fn receive(
     passage.through(Stage::Snappy, 0, sections.saturating_sub(message.wire_bytes()));
     passage.end(flows);
     Ok(decoded)
+}
+
+/// The passage of one server's part of a request that pushes `pushed`, before any stage.
+fn passage(draft: &Draft<'_>, pushed: &[u8]) -> Passage {
+    Passage::new(size_of_val(draft.keys) + size_of_val(draft.lengths) + pushed.len())
 }
 
 fn count_keys(passage: &mut Passage, signed: bool, named: bool, keys: usize) {

@@ -222,8 +222,10 @@ impl Worker {
             draft.keys = &[];
         }
         let saved = coding.saved_bytes();
-        let posted = self.endpoint.lanes.post(peer, draft, coding);
-        let posted = posted.or_else(|error| self.recovery.excuse(timestamp, error));
+        let mut posted = self.endpoint.lanes.post(peer, draft, coding);
+        if let Err(error) = posted {
+            posted = self.recovery.excuse(timestamp, error);
+        }
         if let (Some(passage), Some(filters)) = (passage, filters) {
             let saved = coding.saved_bytes() - saved;
             let is_short = named.is_some() || request.is_implied;
