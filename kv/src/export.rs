@@ -33,8 +33,8 @@ pub enum Format {
     Binary,
 }
 
-/// Writes the rows of `keys` of a table, while requests to it go on: each shard is as it was between
-/// two requests. Returns their number.
+/// Writes the rows of `keys` of a table, while requests to it go on: each shard is as it was
+/// between two requests. Returns their number.
 ///
 /// # Errors
 /// [`Error::Checkpoint`] if `out` cannot be written; as [`Worker::wait`]. If this fails, drop the

@@ -1,5 +1,5 @@
-//! Goal: filters from outside the crate work in a stack with the others, and noise changes sums only
-//! as its deviation says.
+//! Goal: filters from outside the crate work in a stack with the others, and noise changes sums
+//! only as its deviation says.
 //! Method: real servers and workers on a van, compared with the same requests to a table without
 //! filters.
 #![allow(clippy::unwrap_used, reason = "tests")]

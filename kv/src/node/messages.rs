@@ -24,8 +24,8 @@ const EVENTS_MAX: u64 = 1_000_000;
 /// Bytes of events that are written at once.
 const PIECE_BYTES: usize = 32 << 10;
 
-/// The transport of thread number `thread` of a node, by its role and id, with messages logged or traced if the log
-/// or the settings ask for that.
+/// The transport of thread number `thread` of a node, by its role and id, with messages logged or
+/// traced if the log or the settings ask for that.
 ///
 /// # Errors
 /// [`Error::Config`] if the file of the trace cannot be opened.

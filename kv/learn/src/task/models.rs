@@ -72,8 +72,8 @@ impl ModelStore {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Answers a worker with the length of a model and a piece of it. A worker that asks for what is
-    /// behind the last byte has all of it: this frees the model.
+    /// Answers a worker with the length of a model and a piece of it. A worker that asks for what
+    /// is behind the last byte has all of it: this frees the model.
     fn answer(&self, desk: &mut Desk, asked: &Asked) {
         let answered = match self.piece(&asked.body) {
             Ok(piece) => desk.answer(asked.token, &piece),
