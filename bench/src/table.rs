@@ -1,12 +1,13 @@
 //! `caravan table`: rows of a running cluster's tables, for other programs and other clusters.
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader};
 use std::path::Path;
 
 use anyhow::{Context, Result};
 use caravan_kv::export::{Format, export_table, import_table};
 use caravan_kv::{TableSpec, Worker};
+use caravan_learn::replace_file::Replacement;
 use caravan_van::KeyRange;
 
 use crate::cli::{Common, ExportTable, ImportTable, NamedTable, TableCommand};
@@ -35,11 +36,14 @@ fn export(client: &mut Worker, args: &ExportTable) -> Result<u64> {
     let keys = KeyRange::new(*from, to.wrapping_add(1));
     let keys = keys.with_context(|| format!("there are no keys from {from} to {to}"))?;
     let (spec, format) = find(client, table)?;
-    let mut out: Box<dyn Write> = match file {
-        Some(path) => Box::new(File::create(path).with_context(|| named(path))?),
-        None => Box::new(io::stdout().lock()),
+    let Some(path) = file else {
+        return Ok(export_table(client, &spec, keys, format, &mut io::stdout().lock())?);
     };
-    Ok(export_table(client, &spec, keys, format, &mut out)?)
+    let mut file = Replacement::create(path)?;
+    let exported = export_table(client, &spec, keys, format, file.writer());
+    let rows = exported.with_context(|| named(path))?;
+    file.commit()?;
+    Ok(rows)
 }
 
 fn import(client: &mut Worker, args: &ImportTable) -> Result<u64> {

@@ -61,14 +61,17 @@ pub(crate) fn open_plain(path: &Path) -> io::Result<File> {
 
 /// A file being written beside `destination`. Dropping it without [`commit`](Self::commit) leaves
 /// no trace.
-pub(crate) struct Replacement {
+pub struct Replacement {
     destination: PathBuf,
     writer: BufWriter<NamedTempFile>,
 }
 
 impl Replacement {
     /// Starts a replacement of `path`.
-    pub(crate) fn create(path: &Path) -> Result<Self> {
+    ///
+    /// # Errors
+    /// As [`replace`].
+    pub fn create(path: &Path) -> Result<Self> {
         let destination = path.to_path_buf();
         let failed = |source| Error::Write { path: path.to_path_buf(), source };
         let mode = match fs::symlink_metadata(path) {
@@ -86,8 +89,16 @@ impl Replacement {
         written.map_err(|source| Error::Write { path: self.destination.clone(), source })
     }
 
+    /// Takes what is to be appended.
+    pub fn writer(&mut self) -> &mut impl Write {
+        &mut self.writer
+    }
+
     /// Moves the file into place, so that it survives a loss of power.
-    pub(crate) fn commit(self) -> Result<()> {
+    ///
+    /// # Errors
+    /// [`Error::Write`]; then the file is unchanged.
+    pub fn commit(self) -> Result<()> {
         let Self { destination, writer } = self;
         let put = || -> io::Result<()> {
             let partial = writer.into_inner().map_err(IntoInnerError::into_error)?;

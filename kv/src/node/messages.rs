@@ -4,12 +4,14 @@
 use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::time::Duration;
 
 use caravan_van::watched::{Passing, Watched};
 use caravan_van::wire::Kind;
 use caravan_van::{PeerId, Transport};
+use rustix::fs::OFlags;
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::json;
 
@@ -97,9 +99,9 @@ struct Trace {
 
 impl Trace {
     fn open(path: &Path, (role, node): (&str, u32), thread: usize) -> io::Result<Trace> {
-        begin(path)?;
+        let file = open(path)?;
         let mut trace = Trace {
-            file: OpenOptions::new().append(true).open(path)?,
+            file,
             piece: Vec::with_capacity(2 * PIECE_BYTES),
             events: 0,
             process: std::process::id(),
@@ -176,15 +178,54 @@ impl Drop for Trace {
     }
 }
 
+/// Opens the file to append to it. What is no regular file, as a link that somebody has planted, is
+/// refused.
+fn open(path: &Path) -> io::Result<File> {
+    begin(path)?;
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let file = OpenOptions::new().append(true).custom_flags(flags.bits() as i32).open(path)?;
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(io::Error::other("it is no regular file")),
+    }
+}
+
 /// Makes the file with the begin of its list, unless somebody has.
 fn begin(path: &Path) -> io::Result<()> {
     let mut name = path.as_os_str().to_owned();
     name.push(format!(".{}-{:x}", std::process::id(), incarnation()));
-    fs::write(&name, "[\n")?;
-    let made = fs::hard_link(&name, path);
+    let begun = OpenOptions::new().write(true).create_new(true).open(&name)?.write_all(b"[\n");
+    let made = begun.and_then(|()| fs::hard_link(&name, path));
     fs::remove_file(&name)?;
     match made {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         made => made,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+    use super::*;
+    use std::os::unix::fs::symlink;
+    use std::os::unix::net::UnixListener;
+
+    #[test]
+    fn files_begin_once_and_what_others_have_planted_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let [trace, other, link, socket] =
+            ["trace", "other", "link", "socket"].map(|name| folder.path().join(name));
+        for line in ["a\n", "b\n"] {
+            open(&trace).unwrap().write_all(line.as_bytes()).unwrap();
+        }
+        assert_eq!(fs::read_to_string(&trace).unwrap(), "[\na\nb\n");
+        fs::write(&other, "mine").unwrap();
+        symlink(&other, &link).unwrap();
+        let _listens = UnixListener::bind(&socket).unwrap();
+        for planted in [&link, &socket] {
+            open(planted).unwrap_err();
+        }
+        assert_eq!(fs::read_to_string(&other).unwrap(), "mine");
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 4, "nothing is left behind");
     }
 }
