@@ -8,7 +8,9 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, ensure};
-use caravan_kv::{App, Cluster, ClusterConfig, TableSpec, Target, ValueType, WorkerNode};
+use caravan_kv::{
+    App, Cluster, ClusterConfig, TableSpec, Target, TaskId, ValueType, Worker, WorkerNode,
+};
 use caravan_van::KeyRange;
 use clap::ValueEnum;
 use rustix::process::{Pid, Signal, kill_process};
@@ -65,6 +67,9 @@ const FALLS_AFTER: Duration = Duration::from_millis(300);
 /// Shorter pauses are not noted.
 const PAUSE_MIN: Duration = Duration::from_micros(200);
 
+/// How long after the fall an answer may come that had left before.
+const ON_THE_WAY: Duration = Duration::from_millis(1);
+
 /// Runs `caravan bench failover`.
 ///
 /// # Errors
@@ -120,10 +125,10 @@ struct Fallen {
 fn fall(config: &ClusterConfig, common: &Common, fall: Fall, number: usize) -> Result<Fallen> {
     let mut cluster = cluster::launch(config, common)?;
     let server = number % config.servers;
-    let task = |pushes| Task { server, threads: config.threads, pushes };
+    let keys = keys_by_worker(&mut cluster.client()?, config.threads, server)?;
     // All have the table before pushes begin.
-    run_pushes(&mut cluster, task(Duration::ZERO))?;
-    let task = serde_json::to_value(task(PUSHES))?;
+    run_pushes(&mut cluster, &Task { keys: keys.clone(), time: Duration::ZERO })?;
+    let task = serde_json::to_value(Task { keys, time: PUSHES })?;
     let pushing = cluster.submit(Target::Workers, Pushes::NAME, &task)?;
     // At different times between two heartbeats.
     std::thread::sleep(FALLS_AFTER + Duration::from_millis(number as u64 * 13 % 100));
@@ -138,22 +143,34 @@ fn fall(config: &ClusterConfig, common: &Common, fall: Fall, number: usize) -> R
         kill_process(pid, Signal::KILL)?;
     }
     let [of_it, of_others] = &pushed[..] else { anyhow::bail!("two workers push") };
-    let ended = of_it.ended.min(of_others.ended);
-    ensure!(ended > fell, "the machine is too busy: pushes ended before the server fell");
+    let ran = of_it.began.max(of_others.began) < fell && of_it.ended.min(of_others.ended) > fell;
+    ensure!(ran, "the machine is too busy: the server did not fall while both workers pushed");
     let wrong = wrong_sums(&cluster, &pushed)?;
     let van = cluster.config().node.van.to_string();
     cluster.shutdown()?;
-    let gap = of_it.longest_after(fell).map_or(Duration::ZERO, |pause| pause.until - fell);
+    let gap = of_it.longest_at(fell).map_or(Duration::ZERO, |pause| pause.until - fell);
     let others = of_others.longest_after(fell).map_or(Duration::ZERO, Pause::length);
     Ok(Fallen { van, gap, others, wrong })
 }
 
-fn run_pushes(cluster: &mut Cluster, task: Task) -> Result<Vec<Pushed>> {
+/// The first key of each shard of the server that falls, and of those of all others: one worker
+/// pushes to each list.
+fn keys_by_worker(client: &mut Worker, threads: usize, server: usize) -> Result<[Vec<u64>; 2]> {
+    let table = client.create_table(&spec()?)?;
+    let mut keys = [Vec::new(), Vec::new()];
+    for shard in client.shards(table)? {
+        let worker = usize::from(shard.server / threads != server);
+        keys[worker].push(shard.range.begin());
+    }
+    Ok(keys)
+}
+
+fn run_pushes(cluster: &mut Cluster, task: &Task) -> Result<Vec<Pushed>> {
     let id = cluster.submit(Target::Workers, Pushes::NAME, &serde_json::to_value(task)?)?;
     answers(cluster, id)
 }
 
-fn answers(cluster: &mut Cluster, task: caravan_kv::TaskId) -> Result<Vec<Pushed>> {
+fn answers(cluster: &mut Cluster, task: TaskId) -> Result<Vec<Pushed>> {
     cluster.wait(task)?.into_iter().map(|it| Ok(serde_json::from_value(it)?)).collect()
 }
 
@@ -180,14 +197,12 @@ fn clock() -> Duration {
 }
 
 /// What workers do.
-#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 struct Task {
-    /// The server that falls.
-    server: usize,
-    /// Threads of each server.
-    threads: usize,
+    /// The keys to which each worker pushes.
+    keys: [Vec<u64>; 2],
     /// How long they push.
-    pushes: Duration,
+    time: Duration,
 }
 
 /// A time in which a worker had no push acknowledged.
@@ -209,6 +224,7 @@ struct Pushed {
     /// What was acknowledged, by key.
     sums: Vec<(u64, i64)>,
     pauses: Vec<Pause>,
+    began: Duration,
     ended: Duration,
 }
 
@@ -217,6 +233,12 @@ impl Pushed {
     fn longest_after(&self, time: Duration) -> Option<Pause> {
         let pauses = self.pauses.iter().filter(|pause| pause.until > time);
         pauses.max_by_key(|pause| pause.length()).copied()
+    }
+
+    /// The same, of those that had begun by then or when the last answers were on their way.
+    fn longest_at(&self, time: Duration) -> Option<Pause> {
+        let had_begun = |pause: &&Pause| pause.until > time && pause.from < time + ON_THE_WAY;
+        self.pauses.iter().filter(had_begun).max_by_key(|pause| pause.length()).copied()
     }
 }
 
@@ -227,16 +249,15 @@ impl Pushes {
     pub(crate) const NAME: &str = "bench-failover";
 
     /// Pushes to the ranges of the server that falls, or as another worker to those of all others.
-    fn push(node: &mut WorkerNode, task: Task) -> Result<Pushed> {
+    fn push(node: &mut WorkerNode, task: &Task) -> Result<Pushed> {
         let worker = &mut node.worker;
         let table = worker.create_table(&spec()?)?;
-        let falls = |thread: usize| thread / task.threads == task.server;
-        let shards = worker.shards(table)?.iter();
-        let mine = shards.filter(|shard| falls(shard.server) == (node.rank == 0));
-        let mut sums: Vec<(u64, i64)> = mine.map(|shard| (shard.range.begin(), 0)).collect();
+        let mine = task.keys.get(node.rank).context("two workers push")?;
+        let mut sums: Vec<(u64, i64)> = mine.iter().map(|key| (*key, 0)).collect();
         let mut pauses = Vec::new();
-        let mut from = clock();
-        let until = from + task.pushes;
+        let began = clock();
+        let mut from = began;
+        let until = began + task.time;
         while from < until {
             for (key, sum) in &mut sums {
                 let pushed = worker.push(table, &[*key], &[1_i64])?;
@@ -249,7 +270,7 @@ impl Pushes {
                 from = pause.until;
             }
         }
-        Ok(Pushed { sums, pauses, ended: from })
+        Ok(Pushed { sums, pauses, began, ended: from })
     }
 }
 
@@ -257,7 +278,7 @@ impl App for Pushes {
     fn run(&mut self, node: &mut WorkerNode, body: Value) -> Result<Value, String> {
         let pushed = serde_json::from_value(body)
             .map_err(anyhow::Error::from)
-            .and_then(|task| Ok(serde_json::to_value(Pushes::push(node, task)?)?));
+            .and_then(|task| Ok(serde_json::to_value(Pushes::push(node, &task)?)?));
         pushed.map_err(|error| format!("{error:#}"))
     }
 }
@@ -266,15 +287,31 @@ impl App for Pushes {
 mod tests {
     use super::*;
 
+    const PAUSES: [(u64, u64); 4] = [(0, 90), (95, 120), (120, 121), (400, 500)];
+
+    fn pushed() -> Pushed {
+        let ms = Duration::from_millis;
+        let pauses = PAUSES.map(|(from, until)| Pause { from: ms(from), until: ms(until) });
+        Pushed { pauses: pauses.to_vec(), ..Pushed::default() }
+    }
+
     /// A long pause before the fall does not count, nor a short one after it.
     #[test]
     fn the_longest_pause_after_the_fall_counts() {
         let ms = Duration::from_millis;
-        let pauses = [(0, 90), (95, 130), (130, 131)];
-        let pauses = pauses.map(|(from, until)| Pause { from: ms(from), until: ms(until) });
-        let pushed = Pushed { pauses: pauses.to_vec(), ..Pushed::default() };
-        assert_eq!(pushed.longest_after(ms(100)), Some(pauses[1]));
-        assert_eq!(pushed.longest_after(ms(130)), Some(pauses[2]));
-        assert_eq!(pushed.longest_after(ms(131)), None);
+        let pushed = pushed();
+        assert_eq!(pushed.longest_after(ms(100)), Some(pushed.pauses[3]));
+        assert_eq!(pushed.longest_after(ms(501)), None);
+    }
+
+    /// The first acknowledged push ends the gap, however long a later pause is.
+    #[test]
+    fn a_pause_long_after_the_fall_is_not_its_gap() {
+        let ms = Duration::from_millis;
+        let pushed = pushed();
+        assert_eq!(pushed.longest_at(ms(100)), Some(pushed.pauses[1]));
+        assert_eq!(pushed.longest_at(ms(94) + ms(1) / 2), Some(pushed.pauses[1]), "on the way");
+        assert_eq!(pushed.longest_at(ms(120)), Some(pushed.pauses[2]));
+        assert_eq!(pushed.longest_at(ms(200)), None);
     }
 }

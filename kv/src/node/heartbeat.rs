@@ -13,10 +13,14 @@ use super::members::HEARTBEATS;
 use super::thread::NodeThread;
 use super::vitals::Vitals;
 use crate::config::NodeConfig;
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// The main thread normally notices the end by itself, and ends the process within this time.
 const GRACE: Duration = Duration::from_secs(1);
+
+/// The same where the job is over and nobody waits for this node but its launcher, which gives it
+/// five seconds.
+const GRACE_AT_END: Duration = Duration::from_secs(4);
 
 /// Whether a node sends heartbeats: one that has a process or a simulated machine of its own, and
 /// so can stop while the scheduler goes on.
@@ -30,12 +34,15 @@ pub(super) fn has_own(own_process: bool) -> bool {
 /// no process to end.
 ///
 /// # Errors
-/// [`Error::Spawn`](crate::Error::Spawn) if the system has no thread.
+/// [`Error::Spawn`] if the system has no thread.
 pub(super) fn start(config: NodeConfig, role: Role, rank: usize, gauges: Vec<Gauge>) -> Result<()> {
     let beats = move || {
-        let why = beat(&config, &gauges).unwrap_or_else(|error| error.to_string());
+        let (why, grace) = match beat(&config, &gauges) {
+            Ok(why) => (why, GRACE_AT_END),
+            Err(error) => (error.to_string(), GRACE),
+        };
         if !is_simulated() {
-            end_process(&format!("{role} {rank}"), &why);
+            end_process(&format!("{role} {rank}"), &why, grace);
         }
         Ok(())
     };
@@ -46,24 +53,27 @@ pub(super) fn start(config: NodeConfig, role: Role, rank: usize, gauges: Vec<Gau
 /// open while it lives.
 ///
 /// # Errors
-/// [`Error::Spawn`](crate::Error::Spawn) if the system has no thread.
+/// [`Error::Spawn`] if the system has no thread.
 pub(super) fn end_with_launcher(role: Role) -> Result<()> {
     let ends = move || {
         let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
-        end_process(&role.to_string(), "the process that launched it is gone");
+        end_process(&role.to_string(), "the process that launched it is gone", GRACE);
         Ok(())
     };
     NodeThread::start("end with the launcher", ends).map(drop)
 }
 
 /// Ends this process after a while of real time, unless its main thread does so itself.
-fn end_process(node: &str, why: &str) {
-    std::thread::sleep(GRACE);
+fn end_process(node: &str, why: &str, grace: Duration) {
+    std::thread::sleep(grace);
     tracing::error!(why, "{node} ends");
     std::process::exit(3);
 }
 
 /// Sends heartbeats until the cluster has ended; returns the reason of the end.
+///
+/// # Errors
+/// [`Error::NodeLost`] for the scheduler.
 fn beat(config: &NodeConfig, gauges: &[Gauge]) -> Result<String> {
     // So little is sent that the kernel of a stopped scheduler acknowledges all of it: only that of
     // a dead host is silent.
@@ -83,7 +93,10 @@ fn beat(config: &NodeConfig, gauges: &[Gauge]) -> Result<String> {
             while let Some(heard) = lane.hear()? {
                 match heard {
                     Heard::Order { .. } => {} // for the main lane only
-                    Heard::Refused { why, .. } | Heard::Closed(why) => return Ok(why),
+                    Heard::Refused { why, .. } | Heard::Closed(why) => {
+                        let node = format!("the scheduler at {}", lane.address());
+                        return Err(Error::NodeLost { node, reason: why });
+                    }
                     Heard::Answer { body, .. } => {
                         if let Some(why) = serde_json::from_slice::<Pulse>(&body)?.ended {
                             return Ok(why);
