@@ -1,79 +1,42 @@
-//! A server thread's loop: poll, serve what came, keep what has to wait.
+//! A server thread: its settings, its counters, and the loop around its service.
 //!
 //! Path: codec > **thread** > tables > shard > store > answer. The thread owns its lanes and its
 //! shards. It takes no lock and hands no work to other threads.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+mod clients;
+mod keys;
+mod parking;
+mod service;
+
 use std::io::{self, Write};
-use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
-use caravan_van::wire::Kind;
-use caravan_van::{Arrival, Counters, Draft, Endpoint, Message, PeerId, Values};
+use caravan_van::{Counters, Endpoint};
 
-use super::answer::{ReplyTo, answer, post, refuse, refuse_dropped};
+use self::service::Service;
 use super::handle::Handles;
-use super::tables::{
-    Admitted, ChainCounters, Client, Held, MoveCounters, RETRY, Step, Tables, Trouble, Waiting,
-};
+use super::tables::{ChainCounters, MoveCounters, RETRY};
 use crate::error::Result;
-use crate::filter::{List, REMEMBERED_BYTES_MAX, Remembered, Traffic};
-use crate::op::Op;
-use crate::runs;
+use crate::filter::Traffic;
 use crate::table::TableSpec;
 use crate::view::View;
 
 /// Longest sleep while idle, and so the longest delay until a thread notices that it must stop.
 const NAP: Duration = Duration::from_millis(100);
 
-/// Stands for the node of a lane that is gone; no node has this id.
-const NOBODY: u32 = u32::MAX;
-
 /// One thread of a server, with its shard of every table.
 pub struct ServerThread {
-    endpoint: Endpoint,
-    tables: Tables,
-    /// By peer, the node of its hello; [`NOBODY`] without a lane.
-    nodes: Vec<u32>,
-    /// By table, requests that wait for its shard's clock. Those that wait for a consistency model
-    /// are with their table.
-    parked: BTreeMap<u32, Vec<Parked>>,
-    lists: Remembered,
-    /// Lanes that were asked for the keys of a signature.
-    lacking: HashMap<PeerId, Lacking>,
+    service: Service,
     /// Brings what the scheduler says of lost servers.
     views: Option<Receiver<View>>,
-}
-
-/// A request that waits for its shard's clock.
-struct Parked {
-    peer: PeerId,
-    message: Message,
-    list: Option<Rc<List>>,
-    clock: u64,
-}
-
-/// A request that lacks its keys.
-struct Lacking {
-    message: Message,
-    /// Messages that came after it on its lane.
-    held: VecDeque<Message>,
 }
 
 impl ServerThread {
     /// Thread `index` of `count` in the whole cluster, which serves over `endpoint`.
     pub fn new(endpoint: Endpoint, index: usize, count: usize, handles: Handles) -> Self {
-        ServerThread {
-            lists: Remembered::new(REMEMBERED_BYTES_MAX, endpoint.lanes.memory()),
-            tables: Tables::new(index, count, handles, endpoint.lanes.memory()),
-            endpoint,
-            nodes: Vec::new(),
-            parked: BTreeMap::new(),
-            lacking: HashMap::new(),
-            views: None,
-        }
+        ServerThread { service: Service::new(endpoint, index, count, handles), views: None }
     }
 
     /// Hears from `views` which server threads are lost.
@@ -84,7 +47,7 @@ impl ServerThread {
     /// Limits the lists of keys that this thread remembers for workers to `bytes_max`, and to an
     /// eighth of its memory.
     pub fn remember_bytes(mut self, bytes_max: usize) -> Self {
-        self.lists = Remembered::new(bytes_max, self.endpoint.lanes.memory());
+        self.service.remember_bytes(bytes_max);
         self
     }
 
@@ -94,43 +57,44 @@ impl ServerThread {
         mut self,
         open: impl FnMut((u32, usize), &TableSpec) -> io::Result<Box<dyn Write>> + 'static,
     ) -> Self {
-        self.tables.histories = Some(Box::new(open));
+        self.service.tables.histories = Some(Box::new(open));
         self
     }
 
     /// Moves the rows of a shard in pieces of about `bytes` bytes, in place of 32 KiB. Requests are
     /// served between two pieces.
     pub fn move_by(mut self, bytes: usize) -> Self {
-        self.tables.set_piece_bytes(bytes);
+        self.service.tables.set_piece_bytes(bytes);
         self
     }
 
     /// The address that workers connect to.
     pub fn address(&self) -> &str {
-        self.endpoint.lanes.address()
+        self.service.endpoint.lanes.address()
     }
 
     /// The transport's counters so far.
     pub fn counters(&self) -> Counters {
-        self.endpoint.lanes.counters()
+        self.service.endpoint.lanes.counters()
     }
 
     /// The traffic counters of the filters of a table in the default namespace; all zero for a
     /// table without filters.
     pub fn traffic(&self, id: u32) -> Traffic {
-        let number = self.tables.named("", id).unwrap_or_default();
-        let filters = self.tables.of(number).filter_map(|entry| entry.filters.as_ref());
+        let tables = &self.service.tables;
+        let number = tables.named("", id).unwrap_or_default();
+        let filters = tables.of(number).filter_map(|entry| entry.filters.as_ref());
         filters.fold(Traffic::default(), |sum, filters| sum.plus(&filters.traffic()))
     }
 
     /// The counters of the moves of shards from and to this thread.
     pub fn moves(&self) -> MoveCounters {
-        self.tables.moves()
+        self.service.tables.moves()
     }
 
     /// The counters of the copies of shards along chains.
     pub fn chains(&self) -> ChainCounters {
-        self.tables.chains()
+        self.service.tables.chains()
     }
 
     /// Serves until `stop` is set.
@@ -140,7 +104,8 @@ impl ServerThread {
     pub fn run(&mut self, stop: &AtomicBool) -> Result<()> {
         while !stop.load(Ordering::Relaxed) {
             if !self.step()? && !self.hear() {
-                self.endpoint.wait(if self.tables.is_moving() { RETRY } else { NAP })?;
+                let is_moving = self.service.tables.is_moving();
+                self.service.endpoint.wait(if is_moving { RETRY } else { NAP })?;
             }
         }
         Ok(())
@@ -150,468 +115,15 @@ impl ServerThread {
     /// thread that is too busy to look hears it from workers, before it can matter.
     fn hear(&mut self) -> bool {
         let view = self.views.as_ref().and_then(|views| views.try_recv().ok());
-        view.is_some_and(|view| self.tables.join_view(&view))
+        view.is_some_and(|view| self.service.tables.join_view(&view))
     }
 
     /// Processes arrivals without blocking; returns whether there were any.
     ///
     /// # Errors
     /// Only if the van itself is broken.
-    pub fn step(&mut self) -> Result<bool> {
-        let polled = self.endpoint.poll();
-        if let Ok(false) = polled {
-            return Ok(self.tables.is_moving() && self.advance());
-        }
-        self.drain();
-        if self.tables.is_moving() {
-            self.advance();
-        }
-        Ok(polled?)
-    }
-
-    /// Moves shards along, and serves the requests that need not wait for it any longer; returns
-    /// whether there was anything to do.
-    #[cold]
-    fn advance(&mut self) -> bool {
-        let (is_busy, left) = self.tables.advance(&mut self.endpoint);
-        for (table, range) in left {
-            self.lists.forget_shard(table, range.begin());
-            let Some(parked) = self.parked.get_mut(&table) else { continue };
-            let of_it = |parked: &mut Parked| range.contains(parked.message.range().begin());
-            for Parked { peer, message, list, .. } in parked.extract_if(.., of_it) {
-                self.tables.hold(Held { peer, message, list });
-            }
-            if parked.is_empty() {
-                self.parked.remove(&table);
-            }
-        }
-        let is_copying = self.tables.advance_chains(&mut self.endpoint);
-        for peer in self.tables.take_broken() {
-            self.endpoint.disconnect(peer);
-            self.forget(peer);
-        }
-        self.release_held();
-        is_busy || is_copying
-    }
-
-    /// Serves the requests that waited for a move which has ended. No later one may overtake them.
-    fn release_held(&mut self) {
-        while let Some(Held { peer, message, list }) = self.tables.release() {
-            self.admit(peer, message, list);
-        }
-    }
-
-    /// Processes arrivals. `step` calls this function out of line, so that a step without arrivals
-    /// stays short.
-    #[inline(never)]
-    fn drain(&mut self) {
-        while let Some(arrival) = self.endpoint.take() {
-            match arrival {
-                Arrival::Message { peer } => self.serve(peer),
-                Arrival::Placed { peer, .. } => self.reject(peer),
-                Arrival::Lost { peer, error } => {
-                    tracing::debug!(%error, "a lane is gone");
-                    self.forget(peer);
-                }
-                Arrival::Connected { peer, hello } => {
-                    self.tables.greet(peer, &hello);
-                    self.greet(peer, hello.node.get());
-                }
-            }
-        }
-    }
-
-    /// Remembers whose lane this is.
-    #[cold]
-    fn greet(&mut self, peer: PeerId, node: u32) {
-        let index = peer.0 as usize;
-        if self.nodes.len() <= index {
-            self.nodes.resize(index + 1, NOBODY);
-        }
-        self.nodes[index] = node;
-    }
-
-    /// The client at the other end of a lane.
-    #[inline(always)]
-    fn client(&self, peer: PeerId) -> Client {
-        Client { peer, node: self.nodes.get(peer.0 as usize).copied().unwrap_or(NOBODY) }
-    }
-
-    /// Enters the answers of a server to which a shard moves.
-    #[cold]
-    fn answered(&mut self, peer: PeerId) {
-        let Endpoint { lanes, inbox } = &mut self.endpoint;
-        let is_expected = self.tables.enter_answers(peer, inbox.message_mut())
-            || self.tables.enter_confirmed(lanes, peer, inbox.message_mut());
-        if !is_expected {
-            self.reject(peer);
-        }
-    }
-
-    #[cold]
-    fn reject(&mut self, peer: PeerId) {
-        tracing::warn!(%peer, "a worker sent an answer to a server; closing the lane");
-        self.endpoint.disconnect(peer);
-        self.forget(peer);
-    }
-
-    /// Serves the message in the inbox. A record that has to wait, or that takes memory of its own,
-    /// is taken out.
-    #[inline(always)]
-    fn serve(&mut self, peer: PeerId) {
-        let message = self.endpoint.inbox.message();
-        if message.kind() != Kind::Request {
-            return self.answered(peer);
-        }
-        let table = message.table();
-        let stays = self.lacking.is_empty()
-            && message.signature().is_none()
-            && message.lent().is_none()
-            && !self.is_awaited(table);
-        if !stays {
-            let Some(message) = self.endpoint.pop() else { return };
-            return self.handle(peer, message);
-        }
-        let client = self.client(peer);
-        let Endpoint { lanes, inbox } = &mut self.endpoint;
-        match self.tables.serve(lanes, client, inbox.message_mut(), None, Admitted::No) {
-            Ok(Step::Done) => {}
-            Ok(Step::Release) => self.release(table),
-            Ok(step) => {
-                let Some(message) = self.endpoint.pop() else { return };
-                let parked = self.keep(client, message, None, step);
-                self.park(table, parked);
-            }
-            Err(error) => self.give_up(peer, error),
-        }
-    }
-
-    /// Whether requests wait for the clock of a table's shard, which each request may advance.
-    #[inline(always)]
-    fn is_awaited(&self, table: u32) -> bool {
-        !self.parked.is_empty() && self.parked.contains_key(&table)
-    }
-
-    /// Admits a request once its keys are known: asks the worker for the keys of an unknown
-    /// signature.
-    #[inline(never)]
-    fn handle(&mut self, peer: PeerId, message: Message) {
-        if !self.lacking.is_empty() && self.lacking.contains_key(&peer) {
-            return self.hold(peer, message);
-        }
-        if message.lent().is_some() && !self.reads_once(&message) {
-            return self.copy_lent(peer, message);
-        }
-        let Some(signature) = message.signature() else { return self.admit(peer, message, None) };
-        let (table, key) = (message.table(), message.range().begin());
-        let name = (peer, table, key, signature);
-        if self.tables.get(table, key).is_none()
-            && (!message.keys().is_empty()
-                || !matches!(self.tables.missing(table, key), Trouble::Moved(_)))
-        {
-            return self.admit(peer, message, None); // which refuses it or sends it back
-        }
-        let list = match message.keys() {
-            [] => self.lists.recall(name),
-            keys => match self.lists.remember(name, keys) {
-                Ok(list) => Some(list),
-                Err(error) => return self.refuse(peer, &message, &error.to_string()),
-            },
-        };
-        match list {
-            Some(list) => self.admit(peer, message, Some(list)),
-            None => {
-                let asks = Draft { op: Op::Keys as u8, ..answer(Kind::Failure, &message) };
-                self.lacking.insert(peer, Lacking { message, held: VecDeque::new() });
-                let posted = post(&mut self.endpoint.lanes, peer, asks);
-                self.check(peer, posted);
-            }
-        }
-    }
-
-    /// Writes out the keys of a request that has runs in their place, and executes it or returns it
-    /// as [`ServerThread::execute`] does.
-    fn expand(&mut self, client: Client, message: Message) -> Option<Parked> {
-        let (first, counts) = (message.keys(), message.lengths());
-        let list = runs::count(first, counts, message.range()).and_then(|count| {
-            let list = self.lists.imply(count, runs::keys(first, counts));
-            list.map_err(|error| error.to_string())
-        });
-        match list {
-            Ok(list) => self.execute(client, message, Some(list)),
-            Err(reason) => {
-                self.refuse(client.peer, &message, &reason);
-                None
-            }
-        }
-    }
-
-    /// Whether the table's rule may read lent values in place, where their sender can still write
-    /// them. The values must be unfiltered, and the rule must read each once.
-    #[cold]
-    fn reads_once(&self, message: &Message) -> bool {
-        let is_plain = Op::from_raw(message.op()).is_some_and(Op::pushes);
-        let shard = self.tables.get(message.table(), message.range().begin());
-        is_plain && shard.is_some_and(|entry| entry.shard.reads_once())
-    }
-
-    /// Copies a request's lent values, and handles it.
-    #[cold]
-    fn copy_lent(&mut self, peer: PeerId, message: Message) {
-        let reply_to = reply_to(peer, &message);
-        match message.kept(self.endpoint.lanes.memory()) {
-            Ok(message) => self.handle(peer, message),
-            Err(error) => {
-                let refused = refuse(&mut self.endpoint.lanes, reply_to, &error.to_string());
-                self.check(peer, refused);
-            }
-        }
-    }
-
-    /// Holds a message of a lane that was asked for keys. If the message brings them, executes the
-    /// request that lacked them, and then all held messages.
-    fn hold(&mut self, peer: PeerId, message: Message) {
-        let Some(lacking) = self.lacking.get_mut(&peer) else { return };
-        let request = &lacking.message;
-        let brings_keys = message.op() == Op::Keys as u8
-            && (message.table(), message.timestamp(), message.signature())
-                == (request.table(), request.timestamp(), request.signature());
-        let Some(signature) = message.signature().filter(|_| brings_keys) else {
-            return lacking.held.push_back(message);
-        };
-        let Some(lacking) = self.lacking.remove(&peer) else { return };
-        let name = (peer, message.table(), message.range().begin(), signature);
-        let list = self.lists.remember(name, message.keys());
-        let (table, key) = (message.table(), message.range().begin());
-        let is_here = self.tables.get(table, key).is_some();
-        drop(message);
-        match list {
-            Ok(list) => self.admit(peer, lacking.message, Some(list)),
-            Err(error) => self.refuse(peer, &lacking.message, &error.to_string()),
-        }
-        if !is_here {
-            self.lists.forget_shard(table, key);
-        }
-        lacking.held.into_iter().for_each(|message| self.handle(peer, message));
-    }
-
-    /// Answers a request with the reason why it cannot be executed.
-    #[cold]
-    fn refuse(&mut self, peer: PeerId, message: &Message, reason: &str) {
-        let refused = refuse(&mut self.endpoint.lanes, reply_to(peer, message), reason);
-        self.check(peer, refused);
-    }
-
-    /// Drops a table with everything that is kept for it: its rows, the lists of keys, and the
-    /// requests that wait for its clock, which are refused.
-    #[cold]
-    fn drop_table(&mut self, peer: PeerId, message: &Message) {
-        let table = message.table();
-        for reply_to in self.tables.unanswered(table) {
-            let refused = refuse_dropped(&mut self.endpoint.lanes, reply_to);
-            self.check(reply_to.peer, refused);
-        }
-        let (waiting, elsewhere) = match self.tables.drop(table) {
-            Ok(dropped) => dropped,
-            Err(reason) => return self.refuse(peer, message, &reason),
-        };
-        self.lists.forget_table(table);
-        let parked = self.parked.remove(&table).unwrap_or_default().into_iter();
-        let parked = parked.map(|parked| (Some(parked.peer), parked.message));
-        for (peer, message) in parked.chain(waiting.into_iter().map(|it| (it.peer, it.message))) {
-            let Some(peer) = peer else { continue };
-            let refused = refuse_dropped(&mut self.endpoint.lanes, reply_to(peer, &message));
-            self.check(peer, refused);
-        }
-        let lanes = &mut self.endpoint.lanes;
-        let answered = match elsewhere.is_empty() {
-            true => lanes.answer(peer, message.timestamp()),
-            false => {
-                let elsewhere = serde_json::json!(elsewhere).to_string();
-                let values = Values::Copied(elsewhere.as_bytes());
-                post(lanes, peer, Draft { values, ..answer(Kind::Reply, message) })
-            }
-        };
-        self.check(peer, answered);
-    }
-
-    /// Executes or parks one request, and then executes those that waited for it.
-    #[inline(never)]
-    fn admit(&mut self, peer: PeerId, message: Message, list: Option<Rc<List>>) {
-        let (table, key) = (message.table(), message.range().begin());
-        let before = if self.is_awaited(table) { self.tables.clock(table, key) } else { None };
-        let waits = self.execute(self.client(peer), message, list);
-        self.park(table, waits);
-        if before.is_some() && before < self.tables.clock(table, key) {
-            self.unpark(table);
-        }
-    }
-
-    /// Parks a request that waits for its shard's clock.
-    fn park(&mut self, table: u32, parked: Option<Parked>) {
-        if let Some(parked) = parked {
-            self.parked.entry(table).or_default().push(parked);
-        }
-    }
-
-    /// Executes a table's parked requests whose clock has come, in the order of arrival. Each may
-    /// advance the clock for others.
-    #[inline(never)]
-    fn unpark(&mut self, table: u32) {
-        let mut parked = self.parked.remove(&table).unwrap_or_default();
-        let mut at = 0;
-        while at < parked.len() {
-            let key = parked[at].message.range().begin();
-            let before = self.tables.clock(table, key);
-            if before < Some(parked[at].clock) {
-                at += 1;
-                continue;
-            }
-            let Parked { peer, message, list, .. } = parked.remove(at);
-            let waits = self.execute(self.client(peer), message, list);
-            if let Some(waits) = waits {
-                parked.insert(at, waits);
-                at += 1;
-            }
-            if before < self.tables.clock(table, key) {
-                at = 0;
-            }
-        }
-        // A lane that was given up meanwhile has no node any more.
-        parked.retain(|parked| self.client(parked.peer).node != NOBODY);
-        if !parked.is_empty() {
-            self.parked.insert(table, parked);
-        }
-    }
-
-    /// Executes a request, or returns it if it has to wait for its shard's clock.
-    #[inline(never)]
-    fn execute(
-        &mut self,
-        client: Client,
-        message: Message,
-        list: Option<Rc<List>>,
-    ) -> Option<Parked> {
-        let lanes = &mut self.endpoint.lanes;
-        let mut message = message;
-        let table = message.table();
-        match self.tables.serve(lanes, client, &mut message, list.as_deref(), Admitted::No) {
-            Ok(Step::Done) => None,
-            Ok(Step::Release) => {
-                self.release(table);
-                None
-            }
-            Ok(step) => self.keep(client, message, list, step),
-            Err(error) => {
-                self.give_up(client.peer, error);
-                None
-            }
-        }
-    }
-
-    /// Keeps a request that was not executed at once: its values, if the shard stores them without
-    /// a copy, or all of it until its table's model admits it. One that waits for its shard's clock
-    /// is returned.
-    #[inline(never)]
-    fn keep(
-        &mut self,
-        client: Client,
-        message: Message,
-        list: Option<Rc<List>>,
-        step: Step,
-    ) -> Option<Parked> {
-        let Client { peer, node } = client;
-        match step {
-            Step::Done | Step::Release => {}
-            Step::Park(clock) => return Some(Parked { peer, message, list, clock }),
-            Step::Adopt(key) => {
-                let table = message.table();
-                let served = self.tables.adopt(&mut self.endpoint.lanes, peer, message, key);
-                self.check(peer, served);
-                self.release(table);
-            }
-            Step::Drop => self.drop_table(peer, &message),
-            Step::Expand => return self.expand(client, message),
-            Step::Govern(blocker) => {
-                let (table, key) = (message.table(), message.range().begin());
-                let waiting = Waiting { peer: Some(peer), worker: node, message, list };
-                if let Some(governor) = self.tables.governor(table, key) {
-                    governor.park(blocker, waiting);
-                }
-                self.release(table);
-            }
-            Step::Hold => self.tables.hold(Held { peer, message, list }),
-        }
-        None
-    }
-
-    /// Executes the requests that no longer wait: those of a table that its model admits now, and
-    /// those whose shard has moved.
-    #[inline(never)]
-    fn release(&mut self, table: u32) {
-        self.release_held();
-        loop {
-            let lanes = &mut self.endpoint.lanes;
-            let next = self.tables.next_released(lanes, table);
-            let Waiting { peer, worker, mut message, list } = match next {
-                Ok(Some(waiting)) => waiting,
-                Ok(None) => return,
-                Err((peer, error)) => {
-                    self.give_up(peer, error);
-                    continue;
-                }
-            };
-            let Some(peer) = peer else {
-                self.tables.apply(lanes, &Waiting { peer, worker, message, list });
-                continue;
-            };
-            let client = Client { peer, node: worker };
-            let list = list.as_deref();
-            match self.tables.serve(lanes, client, &mut message, list, Admitted::Yes) {
-                Ok(Step::Adopt(key)) => {
-                    let served = self.tables.adopt(lanes, peer, message, key);
-                    self.check(peer, served);
-                }
-                Ok(_) => {}
-                Err(error) => self.give_up(peer, error),
-            }
-        }
-    }
-
-    /// Drops everything held for a lost peer.
-    fn forget(&mut self, peer: PeerId) {
-        self.parked.values_mut().for_each(|parked| parked.retain(|parked| parked.peer != peer));
-        self.parked.retain(|_, parked| !parked.is_empty());
-        self.tables.forget(peer);
-        self.release_held();
-        self.lacking.remove(&peer);
-        self.lists.forget(peer);
-        let node = self.client(peer).node;
-        if let Some(place) = self.nodes.get_mut(peer.0 as usize) {
-            *place = NOBODY;
-        }
-        if node != NOBODY && !self.nodes.contains(&node) {
-            self.tables.lose(node).into_iter().for_each(|table| self.release(table));
-        }
-    }
-
-    /// Closes the lane if an answer could not be posted: the peer is lost or broke the protocol.
     #[inline]
-    fn check(&mut self, peer: PeerId, posted: caravan_van::Result<()>) {
-        if let Err(error) = posted {
-            self.give_up(peer, error);
-        }
+    pub fn step(&mut self) -> Result<bool> {
+        self.service.step()
     }
-
-    #[cold]
-    fn give_up(&mut self, peer: PeerId, error: caravan_van::Error) {
-        tracing::warn!(%error, "an answer could not be sent; closing the lane");
-        self.endpoint.disconnect(peer);
-        self.forget(peer);
-    }
-}
-
-/// The reply address of a request.
-fn reply_to(peer: PeerId, request: &Message) -> ReplyTo {
-    ReplyTo { peer, table: request.table(), timestamp: request.timestamp() }
 }
