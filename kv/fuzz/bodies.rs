@@ -2,8 +2,9 @@
 //! without a fuzzer.
 
 use caravan_kv::checkpoint::recode_piece;
-use caravan_kv::filter::decode_block;
-use caravan_kv::{TableSpec, ValueType};
+use caravan_kv::export::{Format, rewrite_rows};
+use caravan_kv::filter::{Filter, OwnFilters, decode_filtered};
+use caravan_kv::{TableSpec, ValueType, history};
 use caravan_van::Pool;
 
 thread_local! {
@@ -13,12 +14,11 @@ thread_local! {
 /// Decodes arbitrary bytes as the block of a message's values, for tables of each type, with rows
 /// of three values or of their own lengths.
 pub(crate) fn block(bytes: &[u8]) {
-    let Some((&choice, block)) = bytes.split_first() else { return };
-    let value = ValueType::ALL[usize::from(choice >> 1) % ValueType::ALL.len()];
-    let width = if choice & 1 == 0 { 0 } else { 3 };
-    let spec = TableSpec::new(1, "fuzzed", value, width);
+    let Some((spec, block)) = table(bytes) else { return };
+    let value = spec.value;
     let pool = POOL.with(Pool::clone);
-    if let Ok((lengths, values)) = decode_block(&spec, block, &pool) {
+    let none = OwnFilters::default();
+    if let Ok((lengths, values)) = decode_filtered(&spec, &none, block, 0, &pool) {
         // A bit stands for 8 bytes at most, times the width.
         assert!(values.len() <= 64 * 3 * block.len());
         let total: u64 = lengths.iter().flatten().map(|&length| u64::from(length)).sum();
@@ -31,4 +31,100 @@ pub(crate) fn piece(bytes: &[u8]) {
     if let Ok(again) = recode_piece(bytes) {
         assert_eq!(again, bytes);
     }
+}
+
+/// Leaves out bytes at the end that are 0.
+struct Trim;
+
+impl Filter for Trim {
+    fn decode(&mut self, bytes: &[u8], into: &mut [u8]) -> Result<(), String> {
+        let place = into.get_mut(..bytes.len()).ok_or("it is longer than its values")?;
+        place.copy_from_slice(bytes);
+        Ok(())
+    }
+}
+
+/// Turns bytes around.
+struct Turn;
+
+impl Filter for Turn {
+    fn decode(&mut self, bytes: &[u8], into: &mut [u8]) -> Result<(), String> {
+        if bytes.len() != into.len() {
+            return Err(format!("{} bytes came for {}", bytes.len(), into.len()));
+        }
+        into.iter_mut().zip(bytes.iter().rev()).for_each(|(to, from)| *to = *from);
+        Ok(())
+    }
+}
+
+/// Bytes that own filters may have before them, besides twice those of the rows.
+const OWN_BYTES: usize = 1 << 10;
+
+/// Decodes arbitrary bytes as values that three own filters have coded: for a table as the first
+/// byte says, and as many keys as the second.
+pub(crate) fn own(bytes: &[u8]) {
+    let Some((spec, bytes)) = table(bytes) else { return };
+    let Some((&keys, coded)) = bytes.split_first() else { return };
+    let own = OwnFilters::default().with("trim", |_| Ok(Box::new(Trim)));
+    let own = own.with("turn", |_| Ok(Box::new(Turn)));
+    let named = |spec: TableSpec, name: &&str| spec.own_filter(name, serde_json::Value::Null);
+    let spec = ["trim", "turn", "trim"].iter().fold(spec, named);
+    let pool = POOL.with(Pool::clone);
+    let keys = usize::from(keys);
+    if let Ok((_, values)) = decode_filtered(&spec, &own, coded, keys, &pool) {
+        // What the filters undo is bounded by the keys, what a block may say by its bytes.
+        let undone = 2 * keys * spec.row_bytes() + OWN_BYTES;
+        assert!(values.len() <= 64 * 3 * undone.max(coded.len()));
+        let again = decode_filtered(&spec, &own, coded, keys, &pool);
+        assert!(again.is_ok_and(|(_, again)| again[..] == values[..]), "it is decoded otherwise");
+    }
+}
+
+/// Reads arbitrary bytes as exported rows, of each form. Records that are read are written the same;
+/// so is text, once it was written.
+pub(crate) fn rows(bytes: &[u8]) {
+    let Some((spec, mut bytes)) = table(bytes) else { return };
+    let records = bytes;
+    if let Ok(text) = rewrite_rows(&spec, Format::Text, &mut bytes) {
+        let again = rewrite_rows(&spec, Format::Text, &mut &text[..]);
+        assert_eq!(again.expect("what is written can be read"), text);
+    }
+    if let Ok(again) = rewrite_rows(&spec, Format::Binary, &mut &records[..]) {
+        assert_eq!(again, records);
+    }
+}
+
+/// Models whose histories are checked.
+const MODELS: [&str; 5] = [
+    r#"{"model":"bsp","workers":2}"#,
+    r#"{"model":{"ssp":{"staleness":1}},"workers":3}"#,
+    r#"{"model":{"sparse_ssp":{"staleness":1,"speculation":1}},"workers":2}"#,
+    r#"{"model":{"data_centric":{"delay":1,"chunk_keys":4}},"workers":2}"#,
+    r#"{"model":{"bounded_delay":{"delay":2}},"workers":2}"#,
+];
+
+/// Checks arbitrary bytes as a history: as they are, and behind the head of one of some models. As
+/// two histories of one table they are cut at a line.
+pub(crate) fn history(bytes: &[u8]) {
+    let _ = history::check(1, |_| Ok(bytes));
+    let Some((&choice, lines)) = bytes.split_first() else { return };
+    let head = format!("caravan-history 1 {}\n", MODELS[usize::from(choice) % MODELS.len()]);
+    let end = lines.iter().position(|byte| *byte == 0).unwrap_or(lines.len());
+    let (first, second) = lines.split_at(end);
+    let files = [first, second.get(1..).unwrap_or_default()];
+    let files = files.map(|lines| [head.as_bytes(), lines].concat());
+    for count in 1..=files.len() {
+        if let Ok(summary) = history::check(count, |file| Ok(&files[file][..])) {
+            assert!(summary.reads + summary.writes <= summary.events);
+        }
+    }
+}
+
+/// A table of the type and width that the first byte names, and the bytes after it: its rows have
+/// three values or lengths of their own.
+fn table(bytes: &[u8]) -> Option<(TableSpec, &[u8])> {
+    let (&choice, rest) = bytes.split_first()?;
+    let value = ValueType::ALL[usize::from(choice >> 1) % ValueType::ALL.len()];
+    let width = if choice & 1 == 0 { 0 } else { 3 };
+    Some((TableSpec::new(1, "fuzzed", value, width), rest))
 }

@@ -50,7 +50,6 @@ pub fn export_table(
     worker.cut(&[table])?;
     let shown = if spec.width == 0 { usize::MAX } else { spec.row_bytes() };
     let mut rows = 0;
-    let mut text = String::new();
     let mut buffer = Vec::new();
     for shard in 0..worker.shards(table)?.len() {
         let mut is_last = false;
@@ -61,13 +60,9 @@ pub fn export_table(
             is_last = piece.is_last;
             for (key, values) in piece.rows.values_of().filter(|(key, _)| keys.contains(*key)) {
                 let values = &values[..values.len().min(shown)];
-                match format {
-                    Format::Text => append_line(spec, key, values, &mut text),
-                    Format::Binary => append_record(spec, key, values, &mut buffer),
-                }
+                append_row(spec, format, key, values, &mut buffer);
                 rows += 1;
             }
-            buffer.append(&mut std::mem::take(&mut text).into_bytes());
             if buffer.len() >= BATCH_BYTES {
                 out.write_all(&buffer).map_err(|error| failed(spec, error))?;
                 buffer.clear();
@@ -100,30 +95,22 @@ pub fn import_table(
         )));
     }
     let table = worker.create_table(spec)?;
-    with_type!(spec.value, V => import::<V>(worker, (table, spec), format, input))
+    let rows = Rows { spec, format, input, count: 0 };
+    with_type!(spec.value, V => import::<V>(worker, table, rows))
 }
 
 fn import<V: Value + FromStr>(
     worker: &mut Worker,
-    (table, spec): (Table, &TableSpec),
-    format: Format,
-    input: &mut impl BufRead,
+    table: Table,
+    mut rows: Rows<'_, impl BufRead>,
 ) -> Result<u64> {
     let mut batch = Batch::<V> { keys: Vec::new(), lengths: Vec::new(), values: Vec::new() };
-    let mut rows = 0;
+    let spec = rows.spec;
     loop {
         let begin = batch.values.len();
-        let row = match format {
-            Format::Text => read_line(input, &mut batch.values),
-            Format::Binary => read_record(spec, input, &mut batch.values),
-        };
-        let named = |why: String| failed(spec, format!("row {}: {why}", rows + 1));
-        let Some(key) = row.map_err(named)? else { break };
+        let row = rows.next(&mut batch.values);
+        let Some(key) = row.map_err(|why| failed(spec, why))? else { break };
         let count = batch.values.len() - begin;
-        if spec.width > 0 && count != spec.width as usize {
-            let why = format!("key {key} comes with {count} values, and rows have {}", spec.width);
-            return Err(named(why));
-        }
         if batch.is_full() || batch.keys.last().is_some_and(|last| *last >= key) {
             let next = batch.values.split_off(begin);
             batch.push(worker, table, spec)?;
@@ -131,10 +118,62 @@ fn import<V: Value + FromStr>(
         }
         batch.keys.push(key);
         batch.lengths.push(count as u32);
-        rows += 1;
     }
     batch.push(worker, table, spec)?;
-    Ok(rows)
+    Ok(rows.count)
+}
+
+/// Reads rows of a table as [`import_table`] does, and writes them as [`export_table`] does.
+///
+/// # Errors
+/// Names the row that is none.
+pub fn rewrite_rows(spec: &TableSpec, format: Format, input: &mut impl BufRead) -> Result<Vec<u8>> {
+    let mut rows = Rows { spec, format, input, count: 0 };
+    with_type!(spec.value, V => rows.rewrite::<V>()).map_err(|why| failed(spec, why))
+}
+
+/// Rows that are being read.
+struct Rows<'a, R> {
+    spec: &'a TableSpec,
+    format: Format,
+    input: &'a mut R,
+    /// Rows so far.
+    count: u64,
+}
+
+impl<R: BufRead> Rows<'_, R> {
+    /// Reads the key of the next row, and appends its values; `None` at the end.
+    fn next<V: Value + FromStr>(
+        &mut self,
+        values: &mut Vec<V>,
+    ) -> std::result::Result<Option<u64>, String> {
+        self.count += 1;
+        let begin = values.len();
+        let row = match self.format {
+            Format::Text => read_line(self.input, values),
+            Format::Binary => read_record(self.spec, self.input, values),
+        };
+        let named = |why: String| format!("row {}: {why}", self.count);
+        let Some(key) = row.map_err(named)? else {
+            self.count -= 1;
+            return Ok(None);
+        };
+        let (found, width) = (values.len() - begin, self.spec.width);
+        if width > 0 && found != width as usize {
+            return Err(named(format!("key {key} comes with {found} values, and rows have {width}")));
+        }
+        Ok(Some(key))
+    }
+
+    fn rewrite<V: Value + FromStr>(&mut self) -> std::result::Result<Vec<u8>, String> {
+        let mut values: Vec<V> = Vec::new();
+        let mut again = Vec::new();
+        while let Some(key) = self.next(&mut values)? {
+            append_row(self.spec, self.format, key, V::bytes(&values), &mut again);
+            values.clear();
+        }
+        Ok(again)
+    }
 }
 
 /// Rows for a push.
@@ -162,6 +201,17 @@ impl<V: Value> Batch<V> {
         self.lengths.clear();
         self.values.clear();
         Ok(())
+    }
+}
+
+fn append_row(spec: &TableSpec, format: Format, key: u64, values: &[u8], into: &mut Vec<u8>) {
+    match format {
+        Format::Text => {
+            let mut line = String::new();
+            append_line(spec, key, values, &mut line);
+            into.append(&mut line.into_bytes());
+        }
+        Format::Binary => append_record(spec, key, values, into),
     }
 }
 

@@ -19,3 +19,18 @@ fn blocks() {
 fn pieces() {
     run("piece", bodies::piece);
 }
+
+#[test]
+fn own_filters() {
+    run("own", bodies::own);
+}
+
+#[test]
+fn exported_rows() {
+    run("rows", bodies::rows);
+}
+
+#[test]
+fn histories() {
+    run("history", bodies::history);
+}

@@ -7,7 +7,10 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 use caravan_learn::data::{self, Examples, Shard, libsvm};
-use caravan_learn::model::{Format, Model};
+use caravan_learn::kmeans::Points;
+use caravan_learn::lda::Corpus;
+use caravan_learn::mf::{KEY_MAX, Ratings};
+use caravan_learn::model::{Format, Model, RowModel};
 
 /// Bytes of a checksum at the end of a file.
 const CHECKSUM: usize = 4;
@@ -42,6 +45,48 @@ pub(crate) fn model(bytes: &[u8]) {
                 let again = Model::read(&path).expect("what is written can be read");
                 assert_eq!(again, model);
             }
+        }
+    });
+}
+
+/// Reads arbitrary bytes as a model of rows: as they are, and with a checksum that is right. What is
+/// read is written and read back the same.
+pub(crate) fn rows(bytes: &[u8]) {
+    let checksum = format!("# crc32c {:08x}\n", crc_fast::crc32_iscsi(bytes));
+    let summed = [bytes, checksum.as_bytes()].concat();
+    FOLDER.with(|Folder { folder, .. }| {
+        let path = folder.path().join("rows");
+        for bytes in [bytes, &summed] {
+            write(&path, bytes);
+            let Ok(model) = RowModel::read(&path) else { continue };
+            model.write(&path).expect("what is read can be written");
+            assert_eq!(RowModel::read(&path).expect("what is written can be read"), model);
+        }
+    });
+}
+
+/// Most digits of a number in fuzzed documents: it may say how often a word occurs, and each of
+/// these takes memory.
+const DIGITS_MAX: usize = 5;
+
+/// Reads arbitrary bytes as ratings, documents, and points: images or text.
+pub(crate) fn inputs(bytes: &[u8]) {
+    FOLDER.with(|Folder { folder, .. }| {
+        let paths = [folder.path().join("inputs")];
+        write(&paths[0], bytes);
+        if let Ok(ratings) = Ratings::read(&paths, Shard::ALL) {
+            assert!(ratings.all.iter().all(|it| it.user.max(it.item) <= KEY_MAX));
+            assert!(ratings.all.iter().all(|it| it.value.is_finite()));
+        }
+        let numbers = || bytes.split(|byte| !byte.is_ascii_digit());
+        if numbers().all(|number| number.len() <= DIGITS_MAX)
+            && let Ok(corpus) = Corpus::read(&paths, Shard::ALL)
+        {
+            let tokens: usize = (0..corpus.documents()).map(|at| corpus.document(at).len()).sum();
+            assert_eq!(tokens, corpus.words.len());
+        }
+        if let Ok(points) = Points::read(&paths) {
+            assert!(points.is_empty() || points.dimensions() <= 1 << 20);
         }
     });
 }

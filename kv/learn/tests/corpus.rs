@@ -16,6 +16,11 @@ fn models() {
 }
 
 #[test]
+fn models_of_rows() {
+    run("rows", bodies::rows);
+}
+
+#[test]
 fn caches() {
     run("cache", bodies::cache);
 }
@@ -23,4 +28,9 @@ fn caches() {
 #[test]
 fn texts() {
     run("text", bodies::text);
+}
+
+#[test]
+fn ratings_documents_and_points() {
+    run("inputs", bodies::inputs);
 }

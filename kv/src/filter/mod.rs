@@ -64,6 +64,6 @@ pub use own::{End, Filter, Named, OwnFilters};
 pub use signature::Signer;
 pub use spec::Filters;
 pub(crate) use stack::FILTERED;
-pub use stack::decode_block;
+pub use table::decode_filtered;
 pub(crate) use table::{AtServer, AtWorker};
 pub use traffic::{Flow, Stage, Traffic};

@@ -22,7 +22,6 @@ mod encode;
 use caravan_van::{Buffer, Value};
 use half::{bf16, f16};
 
-pub use decode::decode_block;
 pub(super) use decode::{Decoded, decode};
 pub(super) use encode::encode;
 

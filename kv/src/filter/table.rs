@@ -375,13 +375,7 @@ fn receive(
         _ => {
             // Counts first and reads then: what a peer can still write may differ in between.
             assert!(message.lent().is_none(), "a block is decoded from a copy");
-            let undone = own.decode(message.values(), own::limit(spec, keys), pool)?;
-            let coded = undone.as_ref().map(|(_, bytes)| bytes.len());
-            let decoded = match undone {
-                Some((false, values)) => Decoded::plain(values, pool),
-                Some((true, block)) => stack::decode(spec, &block, pool)?,
-                None => stack::decode(spec, message.values(), pool)?,
-            };
+            let (decoded, coded) = undo(spec, own, message.values(), keys, pool)?;
             if decoded.lengths.is_some() && lengths > 0 {
                 return Err("numbers of values are in the block and beside it".to_owned());
             }
@@ -399,6 +393,42 @@ fn receive(
     passage.through(Stage::Snappy, 0, sections.saturating_sub(message.wire_bytes()));
     passage.end(flows);
     Ok(decoded)
+}
+
+/// Undoes what filters have made of the values for `keys` keys. Returns as well how many bytes the
+/// own filters had before them, if they have coded it.
+fn undo(
+    spec: &TableSpec,
+    own: &mut Own,
+    bytes: &[u8],
+    keys: usize,
+    pool: &Pool,
+) -> Result<(Decoded, Option<usize>), String> {
+    let undone = own.decode(bytes, own::limit(spec, keys), pool)?;
+    let coded = undone.as_ref().map(|(_, bytes)| bytes.len());
+    let decoded = match undone {
+        Some((false, values)) => Decoded::plain(values, pool),
+        Some((true, block)) => stack::decode(spec, &block, pool)?,
+        None => stack::decode(spec, bytes, pool)?,
+    };
+    Ok((decoded, coded))
+}
+
+/// Decodes what filters have made of a message's values for `keys` keys, as a server does: numbers
+/// of values, if they are in it, and the values.
+///
+/// # Errors
+/// The reason why these bytes are not from such filters.
+pub fn decode_filtered(
+    spec: &TableSpec,
+    own: &OwnFilters,
+    bytes: &[u8],
+    keys: usize,
+    pool: &Pool,
+) -> Result<(Option<Vec<u32>>, Buffer), String> {
+    let mut own = own.make(spec, None).map_err(|error| error.to_string())?;
+    let (decoded, _) = undo(spec, &mut own, bytes, keys, pool)?;
+    Ok((decoded.lengths, decoded.values))
 }
 
 /// The passage of one server's part of a request that pushes `pushed`, before any stage.

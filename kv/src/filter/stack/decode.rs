@@ -168,19 +168,6 @@ impl<'a> Parts<'a> {
     }
 }
 
-/// Decodes a block of a message to or from this table, for either end: the numbers of values, if it
-/// holds them, and the values.
-///
-/// # Errors
-/// The reason why the block is invalid.
-pub fn decode_block(
-    spec: &TableSpec,
-    block: &[u8],
-    pool: &Pool,
-) -> Result<(Option<Vec<u32>>, Buffer), String> {
-    decode(spec, block, pool).map(|decoded| (decoded.lengths, decoded.values))
-}
-
 /// Undoes [`encode`] for a message whose operation announces a block. It reads the block more than
 /// once, so nobody else may be able to write it.
 ///
