@@ -160,7 +160,9 @@ impl<R: BufRead> Rows<'_, R> {
         };
         let (found, width) = (values.len() - begin, self.spec.width);
         if width > 0 && found != width as usize {
-            return Err(named(format!("key {key} comes with {found} values, and rows have {width}")));
+            return Err(named(format!(
+                "key {key} comes with {found} values, and rows have {width}"
+            )));
         }
         Ok(Some(key))
     }

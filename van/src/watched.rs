@@ -91,21 +91,34 @@ impl Watched {
             _ => {}
         }
         let sections = [header.key_bytes, header.value_bytes];
-        let node = self.node(peer);
-        (self.watcher)(&Passing {
-            at: self.at,
-            is_sent,
-            peer,
-            node,
+        let bytes = sections.iter().map(|bytes| bytes.get() as usize).sum();
+        let range = KeyRange::new(header.range_begin.get(), header.range_end.get());
+        let passing = Passing {
             kind: *kind,
             op: header.op,
             table: header.table.get(),
             clock: header.clock.get(),
-            range: KeyRange::new(header.range_begin.get(), header.range_end.get())
-                .unwrap_or(KeyRange::ALL),
-            timestamp: *timestamp,
-            bytes: sections.iter().map(|bytes| bytes.get() as usize).sum(),
-        });
+            range: range.unwrap_or(KeyRange::ALL),
+            ..self.placed(is_sent, peer, *timestamp, bytes)
+        };
+        (self.watcher)(&passing);
+    }
+
+    /// A placed answer, which has no header.
+    fn placed(&self, is_sent: bool, peer: PeerId, timestamp: u64, bytes: usize) -> Passing {
+        Passing {
+            at: self.at,
+            is_sent,
+            peer,
+            node: self.nodes.get(&peer).copied().unwrap_or_default(),
+            kind: Kind::Reply,
+            op: 0,
+            table: 0,
+            clock: 0,
+            range: KeyRange::ALL,
+            timestamp,
+            bytes,
+        }
     }
 
     /// Tells of a write: an answer that is placed, or a long message.
@@ -119,20 +132,8 @@ impl Watched {
         match self.places.remove(&(!is_sent, peer, key)) {
             None => long(self),
             Some(timestamp) => {
-                let node = self.node(peer);
-                (self.watcher)(&Passing {
-                    at: self.at,
-                    is_sent,
-                    peer,
-                    node,
-                    kind: Kind::Reply,
-                    op: 0,
-                    table: 0,
-                    clock: 0,
-                    range: KeyRange::ALL,
-                    timestamp,
-                    bytes,
-                });
+                let passing = self.placed(is_sent, peer, timestamp, bytes);
+                (self.watcher)(&passing);
             }
         }
     }
@@ -154,10 +155,6 @@ impl Watched {
             }
             Event::Lost { peer, .. } => self.forget(*peer),
         }
-    }
-
-    fn node(&self, peer: PeerId) -> u32 {
-        self.nodes.get(&peer).copied().unwrap_or_default()
     }
 
     fn forget(&mut self, peer: PeerId) {

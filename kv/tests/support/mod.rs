@@ -10,6 +10,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use caravan_kv::consistency::Admission;
+use caravan_kv::filter::Traffic;
 use caravan_kv::node::{Role, open};
 use caravan_kv::server::{Pulled, Request};
 use caravan_kv::{Handles, ServerAddress, ServerThread, Shard, Van, Worker};
@@ -33,7 +34,7 @@ pub(crate) fn endpoint(van: Van, config: &VanConfig) -> Endpoint {
 pub(crate) struct Servers {
     van: Van,
     config: VanConfig,
-    threads: Vec<(Arc<AtomicBool>, Option<JoinHandle<()>>)>,
+    threads: Vec<(Arc<AtomicBool>, Option<JoinHandle<Traffic>>)>,
     pub(crate) addresses: Vec<ServerAddress>,
 }
 
@@ -52,6 +53,7 @@ impl Servers {
                 let mut server = ServerThread::new(endpoint, index, count, handles);
                 say_address.send(server.address().to_owned()).unwrap();
                 server.run(&stopped).unwrap();
+                server.traffic(1)
             };
             servers.threads.push((stop, Some(std::thread::spawn(run))));
             let (name, address) = (format!("server {index}"), address.recv().unwrap());
@@ -64,13 +66,11 @@ impl Servers {
         Worker::connect(endpoint(self.van, &self.config), &self.addresses, TIMEOUT).unwrap()
     }
 
-    /// Stops one thread, which closes its lanes.
-    pub(crate) fn end(&mut self, index: usize) {
+    /// Stops one thread, which closes its lanes. Returns its counters of the filters of table 1.
+    pub(crate) fn end(&mut self, index: usize) -> Traffic {
         let (stop, thread) = &mut self.threads[index];
         stop.store(true, Ordering::Relaxed);
-        if let Some(thread) = thread.take() {
-            thread.join().unwrap();
-        }
+        thread.take().map(|thread| thread.join().unwrap()).unwrap_or_default()
     }
 }
 

@@ -2,60 +2,13 @@
 //! only as its deviation says.
 //! Method: real servers and workers on a van, compared with the same requests to a table without
 //! filters.
-#![allow(clippy::unwrap_used, reason = "tests")]
-
-mod support;
 
 use caravan_kv::filter::{Draws, Filter, OwnFilters, Stage};
-use caravan_kv::{Handles, Table, TableSpec, ValueType, Worker};
-use caravan_van::KeyRange;
+use caravan_kv::{TableSpec, ValueType, Worker};
 use serde_json::json;
-use support::{Servers, any, config};
 
-/// Leaves out bytes at the end that are 0.
-struct Trim;
-
-impl Filter for Trim {
-    fn encode(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> bool {
-        let end = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
-        out.extend_from_slice(&bytes[..end]);
-        end < bytes.len()
-    }
-
-    fn decode(&mut self, bytes: &[u8], into: &mut [u8]) -> Result<(), String> {
-        let place = into.get_mut(..bytes.len()).ok_or("it is longer than its values")?;
-        place.copy_from_slice(bytes);
-        Ok(())
-    }
-}
-
-/// Sends bytes from the last to the first, always.
-struct Turn;
-
-impl Filter for Turn {
-    fn encode(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> bool {
-        out.extend(bytes.iter().rev());
-        true
-    }
-
-    fn decode(&mut self, bytes: &[u8], into: &mut [u8]) -> Result<(), String> {
-        if bytes.len() != into.len() {
-            return Err(format!("{} bytes came for {}", bytes.len(), into.len()));
-        }
-        into.iter_mut().zip(bytes.iter().rev()).for_each(|(to, from)| *to = *from);
-        Ok(())
-    }
-}
-
-fn own() -> OwnFilters {
-    let own = OwnFilters::default().with("trim", |_| Ok(Box::new(Trim)));
-    own.with("turn", |_| Ok(Box::new(Turn)))
-}
-
-fn servers(filters: OwnFilters) -> Servers {
-    let handles = Handles::default().with_filters(filters);
-    Servers::start(any(), 2, &config(16, 1 << 28), &handles)
-}
+use crate::support::Servers;
+use crate::{own, pull, servers, table};
 
 fn worker(servers: &Servers) -> Worker {
     let mut worker = servers.worker();
@@ -63,14 +16,8 @@ fn worker(servers: &Servers) -> Worker {
     worker
 }
 
-/// A table over 1000 keys, so that both servers have some.
 fn spec(id: u32, value: ValueType, width: u32) -> TableSpec {
-    TableSpec::new(id, "t", value, width).keys(KeyRange::new(0, 1000).unwrap())
-}
-
-fn pull(worker: &mut Worker, table: Table, keys: &[u64]) -> Vec<f64> {
-    let pulled = worker.pull(table, keys).unwrap();
-    worker.wait(pulled).unwrap().values::<f64>().to_vec()
+    TableSpec { id, ..table(value, width) }
 }
 
 #[test]
@@ -98,7 +45,7 @@ fn in_a_stack_with_others_they_lose_nothing() {
                     let both = worker.push_pull(table, &keys, &values).unwrap();
                     (
                         worker.wait(both).unwrap().values::<f64>().to_vec(),
-                        pull(&mut worker, table, &keys),
+                        pull::<f64>(&mut worker, table, &keys),
                     )
                 });
                 assert_eq!(answers[0], answers[1], "{stack} {names:?} {round}");
@@ -134,7 +81,7 @@ fn noise_has_its_deviation_and_mean_0() {
             let pushed = worker.push(table, &keys, &vec![1.0; keys.len()]).unwrap();
             worker.wait(pushed).unwrap();
         }
-        pull(&mut worker, table, &keys)
+        pull::<f64>(&mut worker, table, &keys)
     };
     let sums = run(7, false, "none");
     let count = keys.len() as f64;

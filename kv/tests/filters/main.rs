@@ -4,20 +4,15 @@
 //! filters, and with the counters of both ends.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+mod own;
+#[path = "../support/mod.rs"]
 mod support;
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc;
-use std::thread::JoinHandle;
-
 use caravan_kv::filter::{Draws, Filter, Filters, OwnFilters, Stage, Traffic};
-use caravan_kv::{
-    Error, Handles, ServerAddress, ServerThread, Table, TableSpec, ValueType, Worker,
-};
+use caravan_kv::{Error, Handles, Table, TableSpec, ValueType, Worker};
 use caravan_van::wire::Kind;
 use caravan_van::{Arrival, Coding, Draft, Endpoint, KeyRange, Value, Values};
-use support::{TIMEOUT, any, config, endpoint};
+use support::{Servers, any, config, endpoint};
 
 /// Leaves out bytes at the end that are 0.
 struct Trim;
@@ -36,52 +31,33 @@ impl Filter for Trim {
     }
 }
 
-fn own() -> OwnFilters {
-    OwnFilters::default().with("trim", |_| Ok(Box::new(Trim)))
-}
+/// Sends bytes from the last to the first, always.
+struct Turn;
 
-/// Two server threads that return their counters for table 1 at the end.
-struct Servers {
-    addresses: Vec<ServerAddress>,
-    threads: Vec<JoinHandle<Traffic>>,
-    stop: Arc<AtomicBool>,
-}
+impl Filter for Turn {
+    fn encode(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> bool {
+        out.extend(bytes.iter().rev());
+        true
+    }
 
-impl Servers {
-    fn start() -> Servers {
-        let stop = Arc::new(AtomicBool::new(false));
-        let (mut addresses, mut threads) = (Vec::new(), Vec::new());
-        for index in 0..2 {
-            let (say_address, address) = mpsc::channel();
-            let stopped = stop.clone();
-            threads.push(std::thread::spawn(move || {
-                let lanes = endpoint(any(), &config(16, 1 << 28));
-                let mut server =
-                    ServerThread::new(lanes, index, 2, Handles::default().with_filters(own()));
-                say_address.send(server.address().to_owned()).unwrap();
-                server.run(&stopped).unwrap();
-                server.traffic(1)
-            }));
-            let (name, address) = (format!("server {index}"), address.recv().unwrap());
-            addresses.push(ServerAddress { name, address });
+    fn decode(&mut self, bytes: &[u8], into: &mut [u8]) -> Result<(), String> {
+        if bytes.len() != into.len() {
+            return Err(format!("{} bytes came for {}", bytes.len(), into.len()));
         }
-        Servers { addresses, threads, stop }
+        into.iter_mut().zip(bytes.iter().rev()).for_each(|(to, from)| *to = *from);
+        Ok(())
     }
+}
 
-    fn worker(&self) -> Worker {
-        Worker::connect(self.endpoint(), &self.addresses, TIMEOUT).unwrap()
-    }
+fn own() -> OwnFilters {
+    let own = OwnFilters::default().with("trim", |_| Ok(Box::new(Trim)));
+    own.with("turn", |_| Ok(Box::new(Turn)))
+}
 
-    fn endpoint(&self) -> Endpoint {
-        endpoint(any(), &config(16, 1 << 28))
-    }
-
-    /// Stops them; returns the sum of their counters.
-    fn end(self) -> Traffic {
-        self.stop.store(true, Ordering::Relaxed);
-        let counted = self.threads.into_iter().map(|thread| thread.join().unwrap());
-        counted.fold(Traffic::default(), |sum, one| sum.plus(&one))
-    }
+/// Two server threads.
+fn servers(filters: OwnFilters) -> Servers {
+    let handles = Handles::default().with_filters(filters);
+    Servers::start(any(), 2, &config(16, 1 << 28), &handles)
 }
 
 fn filters(list: &str) -> Filters {
@@ -123,7 +99,7 @@ fn what_loses_nothing_changes_nothing_and_both_ends_count_the_same() {
     let all = "mask,zero,narrow,key-cache,snappy";
     let lists = ["mask", "zero", "narrow", "key-cache", "snappy", "zero,snappy", all];
     for (list, own_count) in lists.iter().flat_map(|list| [(*list, 0), (*list, 2)]) {
-        let servers = Servers::start();
+        let mut servers = servers(own());
         let mut worker = servers.worker();
         worker.set_filters(own());
         let mut spec = table(ValueType::F64, 3).filters(filters(list));
@@ -162,7 +138,7 @@ fn what_loses_nothing_changes_nothing_and_both_ends_count_the_same() {
             );
         }
         drop(worker);
-        let at_servers = servers.end();
+        let at_servers = servers.end(0).plus(&servers.end(1));
         assert_eq!(at_worker.sent, at_servers.received, "{list}");
         assert_eq!(at_worker.received, at_servers.sent, "{list}");
     }
@@ -170,7 +146,7 @@ fn what_loses_nothing_changes_nothing_and_both_ends_count_the_same() {
 
 #[test]
 fn integers_take_bitmaps() {
-    let servers = Servers::start();
+    let servers = servers(own());
     let mut worker = servers.worker();
     let counts = worker.create_table(&table(ValueType::I32, 2).filters(filters("zero"))).unwrap();
     let keys = keys();
@@ -184,7 +160,7 @@ fn integers_take_bitmaps() {
 
 #[test]
 fn long_values_are_filtered_like_short_ones() {
-    let servers = Servers::start();
+    let servers = servers(own());
     let mut worker = servers.worker();
     let spec = table(ValueType::F64, 1000).filters(filters("zero,narrow"));
     let long = worker.create_table(&spec).unwrap();
@@ -204,7 +180,7 @@ fn long_values_are_filtered_like_short_ones() {
 fn what_is_rounded_or_skipped_is_right_on_average_and_repeats_with_its_seed() {
     let rounds = 400;
     let run = |list: &str| {
-        let servers = Servers::start();
+        let servers = servers(own());
         let mut worker = servers.worker();
         let table = worker.create_table(&table(ValueType::F64, 2).filters(filters(list))).unwrap();
         let (keys, values) = (keys(), values(2 * keys().len(), 11));
@@ -247,7 +223,7 @@ fn what_is_rounded_or_skipped_is_right_on_average_and_repeats_with_its_seed() {
 
 #[test]
 fn nothing_is_lost_of_what_is_not_significant() {
-    let servers = Servers::start();
+    let servers = servers(own());
     let mut worker = servers.worker();
     let list = "significant=400,mask,zero,key-cache";
     let table = worker.create_table(&table(ValueType::F64, 2).filters(filters(list))).unwrap();
@@ -276,7 +252,7 @@ fn nothing_is_lost_of_what_is_not_significant() {
 
 #[test]
 fn lossy_filters_can_be_suspended() {
-    let servers = Servers::start();
+    let servers = servers(own());
     let mut worker = servers.worker();
     let list = "skip=0.3,significant=1e6,quantize=1";
     let table = worker.create_table(&table(ValueType::F32, 1).filters(filters(list))).unwrap();
@@ -296,7 +272,7 @@ fn lossy_filters_can_be_suspended() {
 
 #[test]
 fn tables_that_cannot_have_a_filter_are_refused() {
-    let servers = Servers::start();
+    let servers = servers(own());
     let mut worker = servers.worker();
     let counts = table(ValueType::I64, 1).filters(filters("quantize=2"));
     let error = worker.create_table(&counts).unwrap_err().to_string();
@@ -332,11 +308,11 @@ fn ask(endpoint: &mut Endpoint, draft: Draft<'_>) -> (Kind, String) {
 
 #[test]
 fn blocks_that_are_none_are_refused_and_the_lane_lives() {
-    let servers = Servers::start();
+    let servers = servers(own());
     let mut worker = servers.worker();
     worker.create_table(&table(ValueType::F64, 2).filters(filters("zero"))).unwrap();
     worker.create_table(&TableSpec { id: 2, ..table(ValueType::F64, 2) }).unwrap();
-    let mut client = servers.endpoint();
+    let mut client = endpoint(any(), &config(16, 1 << 28));
     client.connect(&servers.addresses[0].address).unwrap();
     while client.lanes.credits(caravan_van::PeerId(0)) == 0 {
         client.poll().unwrap();
