@@ -95,14 +95,14 @@ pub fn import_table(
         )));
     }
     let table = worker.create_table(spec)?;
-    let rows = Rows { spec, format, input, count: 0 };
+    let rows = RowReader { spec, format, input, count: 0 };
     with_type!(spec.value, V => import::<V>(worker, table, rows))
 }
 
 fn import<V: Value + FromStr>(
     worker: &mut Worker,
     table: Table,
-    mut rows: Rows<'_, impl BufRead>,
+    mut rows: RowReader<'_, impl BufRead>,
 ) -> Result<u64> {
     let mut batch = Batch::<V> { keys: Vec::new(), lengths: Vec::new(), values: Vec::new() };
     let spec = rows.spec;
@@ -128,12 +128,12 @@ fn import<V: Value + FromStr>(
 /// # Errors
 /// Names the row that is none.
 pub fn rewrite_rows(spec: &TableSpec, format: Format, input: &mut impl BufRead) -> Result<Vec<u8>> {
-    let mut rows = Rows { spec, format, input, count: 0 };
+    let mut rows = RowReader { spec, format, input, count: 0 };
     with_type!(spec.value, V => rows.rewrite::<V>()).map_err(|why| failed(spec, why))
 }
 
 /// Rows that are being read.
-struct Rows<'a, R> {
+struct RowReader<'a, R> {
     spec: &'a TableSpec,
     format: Format,
     input: &'a mut R,
@@ -141,7 +141,7 @@ struct Rows<'a, R> {
     count: u64,
 }
 
-impl<R: BufRead> Rows<'_, R> {
+impl<R: BufRead> RowReader<'_, R> {
     /// Reads the key of the next row, and appends its values; `None` at the end.
     fn next<V: Value + FromStr>(
         &mut self,

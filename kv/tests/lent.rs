@@ -5,6 +5,8 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 #![cfg(all(target_os = "linux", feature = "shm"))]
 
+#[path = "support/raw_lane.rs"]
+mod raw_lane;
 mod support;
 
 use std::fs::OpenOptions;
@@ -17,7 +19,8 @@ use std::time::Duration;
 use caravan_kv::server::{Pulled, Request};
 use caravan_kv::{Handles, ServerAddress, Shard, TableSpec, ValueType, Van, Worker};
 use caravan_van::wire::{Coding, Kind};
-use caravan_van::{Arrival, Draft, Endpoint, PeerId, Pool, Shared, Values};
+use caravan_van::{Arrival, Draft, Pool, Shared, Values};
+use raw_lane::RawLane;
 use support::{Servers, TIMEOUT, config, endpoint};
 
 /// A server's answer to the creation of a table.
@@ -62,60 +65,23 @@ impl Shard for Twice {
     }
 }
 
-/// A lane on which anything can be said.
-struct Lane {
-    endpoint: Endpoint,
-    peer: PeerId,
-    timestamp: u64,
+/// A lane to a server that reads what is lent.
+fn lane_to(servers: &Servers) -> RawLane {
+    let endpoint = endpoint(Van::Shm, &config(16, 1 << 28));
+    RawLane::to(&servers.addresses[0].address, endpoint, Coding::plain())
 }
 
-impl Lane {
-    fn to(servers: &Servers) -> Lane {
-        let mut endpoint = endpoint(Van::Shm, &config(16, 1 << 28));
-        let peer = endpoint.connect(&servers.addresses[0].address).unwrap();
-        while endpoint.lanes.credits(peer) == 0 {
-            endpoint.wait(Duration::from_millis(10)).unwrap();
-            endpoint.poll().unwrap();
-            while endpoint.take().is_some() {}
-        }
-        Lane { endpoint, peer, timestamp: 0 }
-    }
+fn create(lane: &mut RawLane, spec: &TableSpec) {
+    let text = serde_json::to_vec(spec).unwrap();
+    lane.ask(Draft { op: CREATE, values: Values::Copied(&text), ..request() }).unwrap();
+}
 
-    /// What the server answers: nothing, or why it refuses.
-    fn ask(&mut self, draft: Draft<'_>) -> Result<(), String> {
-        self.timestamp += 1;
-        let draft = Draft { timestamp: self.timestamp, ..draft };
-        self.endpoint.lanes.post(self.peer, draft, &mut Coding::plain()).unwrap();
-        loop {
-            self.endpoint.poll().unwrap();
-            match self.endpoint.take() {
-                Some(Arrival::Message { .. }) => {
-                    let message = self.endpoint.pop().unwrap();
-                    return match message.kind() {
-                        Kind::Failure => {
-                            Err(String::from_utf8_lossy(message.values()).into_owned())
-                        }
-                        _ => Ok(()),
-                    };
-                }
-                Some(other) => panic!("{other:?}"),
-                None => self.endpoint.wait(Duration::from_millis(100)).unwrap(),
-            }
-        }
-    }
-
-    fn create(&mut self, spec: &TableSpec) {
-        let text = serde_json::to_vec(spec).unwrap();
-        self.ask(Draft { op: CREATE, values: Values::Copied(&text), ..request() }).unwrap();
-    }
-
-    /// Memory that is lent when it is sent.
-    fn lendable(&self, bytes: &[u8]) -> Shared {
-        let mut buffer = self.endpoint.lanes.memory().allocate(bytes.len()).unwrap();
-        buffer.copy_from_slice(bytes);
-        assert!(self.endpoint.lanes.lends(bytes.len()), "so long values are lent");
-        buffer.share()
-    }
+/// Memory that is lent when it is sent.
+fn lendable(lane: &RawLane, bytes: &[u8]) -> Shared {
+    let mut buffer = lane.endpoint.lanes.memory().allocate(bytes.len()).unwrap();
+    buffer.copy_from_slice(bytes);
+    assert!(lane.endpoint.lanes.lends(bytes.len()), "so long values are lent");
+    buffer.share()
 }
 
 fn request<'a>() -> Draft<'a> {
@@ -162,10 +128,10 @@ fn block() -> Vec<u8> {
 #[test]
 fn a_block_that_changes_is_decoded_as_it_was_counted() {
     let servers = servers();
-    let mut lane = Lane::to(&servers);
+    let mut lane = lane_to(&servers);
     let spec = TableSpec::new(1, "t", ValueType::F64, WIDTH as u32);
-    lane.create(&spec.filters("zero".parse().unwrap()));
-    let lent = lane.lendable(&block());
+    create(&mut lane, &spec.filters("zero".parse().unwrap()));
+    let lent = lendable(&lane, &block());
     let last = HEAD_BYTES + WIDTH / 8 - 1;
     let bits = [0xff, 0x55].map(|bits| vec![bits]);
     while_it_changes(&lent, last, bits, || {
@@ -183,9 +149,9 @@ fn a_block_that_changes_is_decoded_as_it_was_counted() {
 #[test]
 fn who_looks_twice_sees_the_same() {
     let servers = servers();
-    let mut lane = Lane::to(&servers);
-    lane.create(&TableSpec::new(1, "t", ValueType::U8, WIDTH as u32).handle("twice"));
-    let lent = lane.lendable(&[0; WIDTH]);
+    let mut lane = lane_to(&servers);
+    create(&mut lane, &TableSpec::new(1, "t", ValueType::U8, WIDTH as u32).handle("twice"));
+    let lent = lendable(&lane, &[0; WIDTH]);
     let contents = [1, 0].map(|byte| vec![byte; 4096]);
     while_it_changes(&lent, WIDTH / 2, contents, || {
         for number in 0..REQUESTS {

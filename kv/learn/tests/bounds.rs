@@ -5,17 +5,20 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 #![cfg(target_os = "linux")]
 
+#[path = "../../tests/support/raw_lane.rs"]
+mod raw_lane;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 use caravan_kv::consistency::Model;
 use caravan_kv::node::open;
 use caravan_kv::{Handles, ServerThread, Store, TableSpec, ValueType, Van};
 use caravan_learn::dbpg;
 use caravan_van::wire::{Coding, Kind};
-use caravan_van::{Arrival, Draft, Endpoint, PeerId, Value, Values, VanConfig};
+use caravan_van::{Draft, Endpoint, Value, Values, VanConfig};
+use raw_lane::RawLane;
 use serde_json::json;
 
 const MIB: usize = 1 << 20;
@@ -39,23 +42,14 @@ fn endpoint(node: u32) -> Endpoint {
 }
 
 /// A lane of node `node` to the server thread at `address`.
-fn connect(node: u32, address: &str) -> (Endpoint, PeerId) {
-    let mut endpoint = endpoint(node);
-    let peer = endpoint.connect(address).unwrap();
-    while endpoint.lanes.credits(peer) == 0 {
-        endpoint.wait(Duration::from_millis(10)).unwrap();
-        endpoint.poll().unwrap();
-        while endpoint.take().is_some() {}
-    }
-    (endpoint, peer)
+fn connect(node: u32, address: &str) -> RawLane {
+    RawLane::to(address, endpoint(node), Coding::compact())
 }
 
 /// A server thread, and a lane to it for arbitrary messages.
 struct Attack {
-    endpoint: Endpoint,
-    peer: PeerId,
+    lane: RawLane,
     address: String,
-    timestamp: u64,
     /// Resident bytes of the process at the start.
     before: usize,
     stop: Arc<AtomicBool>,
@@ -76,36 +70,17 @@ impl Attack {
             server.run(&stopped).unwrap();
         });
         let address = hear.recv().unwrap();
-        let (endpoint, peer) = connect(1, &address);
-        Attack { endpoint, peer, address, timestamp: 0, before, stop, server: Some(server) }
+        Attack { lane: connect(1, &address), address, before, stop, server: Some(server) }
     }
 
     /// Goes on as another node.
     fn as_node(&mut self, node: u32) {
-        (self.endpoint, self.peer) = connect(node, &self.address);
+        self.lane = connect(node, &self.address);
     }
 
     /// Sends a request; returns the server's answer: nothing, or why it refuses.
     fn ask(&mut self, draft: Draft<'_>) -> Result<(), String> {
-        self.timestamp += 1;
-        let draft = Draft { timestamp: self.timestamp, ..draft };
-        self.endpoint.lanes.post(self.peer, draft, &mut Coding::compact()).unwrap();
-        loop {
-            self.endpoint.poll().unwrap();
-            match self.endpoint.take() {
-                Some(Arrival::Message { .. }) => {
-                    let message = self.endpoint.pop().unwrap();
-                    return match message.kind() {
-                        Kind::Failure => {
-                            Err(String::from_utf8_lossy(message.values()).into_owned())
-                        }
-                        _ => Ok(()),
-                    };
-                }
-                Some(other) => panic!("{other:?}"),
-                None => self.endpoint.wait(Duration::from_millis(100)).unwrap(),
-            }
-        }
+        self.lane.ask(draft)
     }
 
     fn create(&mut self, spec: &TableSpec) -> Result<(), String> {

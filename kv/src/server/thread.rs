@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use caravan_van::{Counters, Endpoint};
 
-use self::service::Service;
+use self::service::ShardService;
 use super::handle::Handles;
 use super::tables::{ChainCounters, MoveCounters, RETRY};
 use crate::error::Result;
@@ -28,7 +28,7 @@ const NAP: Duration = Duration::from_millis(100);
 
 /// One thread of a server, with its shard of every table.
 pub struct ServerThread {
-    service: Service,
+    service: ShardService,
     /// Brings what the scheduler says of lost servers.
     views: Option<Receiver<View>>,
 }
@@ -36,7 +36,7 @@ pub struct ServerThread {
 impl ServerThread {
     /// Thread `index` of `count` in the whole cluster, which serves over `endpoint`.
     pub fn new(endpoint: Endpoint, index: usize, count: usize, handles: Handles) -> Self {
-        ServerThread { service: Service::new(endpoint, index, count, handles), views: None }
+        ServerThread { service: ShardService::new(endpoint, index, count, handles), views: None }
     }
 
     /// Hears from `views` which server threads are lost.

@@ -5,13 +5,16 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod own;
+#[path = "../support/raw_lane.rs"]
+mod raw_lane;
 #[path = "../support/mod.rs"]
 mod support;
 
 use caravan_kv::filter::{Draws, Filter, Filters, OwnFilters, Stage, Traffic};
 use caravan_kv::{Error, Handles, Table, TableSpec, ValueType, Worker};
 use caravan_van::wire::Kind;
-use caravan_van::{Arrival, Coding, Draft, Endpoint, KeyRange, Value, Values};
+use caravan_van::{Coding, Draft, KeyRange, Value, Values};
+use raw_lane::RawLane;
 use support::{Servers, any, config, endpoint};
 
 /// Leaves out bytes at the end that are 0.
@@ -290,35 +293,15 @@ fn tables_that_cannot_have_a_filter_are_refused() {
     assert_eq!(pull::<f64>(&mut worker, rounded, &[1]), [1.0], "the table is none the worse");
 }
 
-/// The server's answer to a raw request, from a client without filters that makes blocks.
-fn ask(endpoint: &mut Endpoint, draft: Draft<'_>) -> (Kind, String) {
-    let peer = caravan_van::PeerId(0);
-    endpoint.lanes.post(peer, draft, &mut Coding::plain()).unwrap();
-    loop {
-        endpoint.poll().unwrap();
-        while let Some(arrival) = endpoint.take() {
-            if let Arrival::Message { .. } = arrival {
-                let message = endpoint.pop().unwrap();
-                return (message.kind(), String::from_utf8_lossy(message.values()).into_owned());
-            }
-        }
-        endpoint.wait(std::time::Duration::from_millis(10)).unwrap();
-    }
-}
-
 #[test]
 fn blocks_that_are_none_are_refused_and_the_lane_lives() {
     let servers = servers(own());
     let mut worker = servers.worker();
     worker.create_table(&table(ValueType::F64, 2).filters(filters("zero"))).unwrap();
     worker.create_table(&TableSpec { id: 2, ..table(ValueType::F64, 2) }).unwrap();
-    let mut client = endpoint(any(), &config(16, 1 << 28));
-    client.connect(&servers.addresses[0].address).unwrap();
-    while client.lanes.credits(caravan_van::PeerId(0)) == 0 {
-        client.poll().unwrap();
-        while client.take().is_some() {}
-        client.wait(std::time::Duration::from_millis(10)).unwrap();
-    }
+    // A client without filters that makes blocks.
+    let lanes = endpoint(any(), &config(16, 1 << 28));
+    let mut client = RawLane::to(&servers.addresses[0].address, lanes, Coding::plain());
     let (push, pull, filtered) = (1, 2, 0x80);
     let bare = [0; 12];
     let truncated = [2, 0, 0, 0, 2, 0, 0, 0, 2, 0, 0, 0, 0x0f, 1, 2, 3];
@@ -332,19 +315,16 @@ fn blocks_that_are_none_are_refused_and_the_lane_lives() {
         (9, push | filtered, &bare, "unknown here"),
     ] {
         let values = Values::Copied(block);
-        let draft =
-            Draft { op, table, keys: &[1, 2], values, timestamp: 5, ..Draft::new(Kind::Request) };
-        let (kind, text) = ask(&mut client, draft);
-        assert!(kind == Kind::Failure && text.contains(says), "table {table}, op {op:#x}: {text}");
+        let draft = Draft { op, table, keys: &[1, 2], values, ..Draft::new(Kind::Request) };
+        let text = client.ask(draft).unwrap_err();
+        assert!(text.contains(says), "table {table}, op {op:#x}: {text}");
     }
     let draft = Draft {
         op: push | filtered,
         table: 1,
         keys: &[1, 2],
         values: Values::Copied(&[2, 0, 0, 0, 2, 0, 0, 0, 2, 0, 0, 0, 0, 0]),
-        timestamp: 6,
         ..Draft::new(Kind::Request)
     };
-    let (kind, text) = ask(&mut client, draft);
-    assert!(kind == Kind::Failure, "two bits of four are behind the last byte: {text}");
+    assert!(client.ask(draft).is_err(), "two bits of four are behind the last byte");
 }

@@ -19,7 +19,7 @@ use crate::server::handle::Handles;
 use crate::server::tables::{Admitted, Client, Held, Step, Tables, Trouble, Waiting};
 
 /// What one server thread serves, and whom.
-pub(super) struct Service {
+pub(super) struct ShardService {
     pub(super) endpoint: Endpoint,
     pub(super) tables: Tables,
     clients: Clients,
@@ -27,10 +27,10 @@ pub(super) struct Service {
     keys: NamedKeys,
 }
 
-impl Service {
+impl ShardService {
     /// That of thread `index` of `count` in the whole cluster.
     pub(super) fn new(endpoint: Endpoint, index: usize, count: usize, handles: Handles) -> Self {
-        Service {
+        ShardService {
             keys: NamedKeys::new(endpoint.lanes.memory()),
             tables: Tables::new(index, count, handles, endpoint.lanes.memory()),
             endpoint,
@@ -187,7 +187,7 @@ impl Service {
     }
 
     /// Writes out the keys of a request that has runs in their place, and executes it or returns it
-    /// as [`Service::execute`] does.
+    /// as [`ShardService::execute`] does.
     fn expand(&mut self, client: Client, message: Message) -> Option<Parked> {
         match self.keys.write_out(&message) {
             Ok(list) => self.execute(client, message, Some(list)),
