@@ -80,8 +80,8 @@ pub(crate) fn own(bytes: &[u8]) {
     }
 }
 
-/// Reads arbitrary bytes as exported rows, of each form. Records that are read are written the same;
-/// so is text, once it was written.
+/// Reads arbitrary bytes as exported rows, of each form. Records that are read are written the
+/// same; so is text, once it was written.
 pub(crate) fn rows(bytes: &[u8]) {
     let Some((spec, mut bytes)) = table(bytes) else { return };
     let records = bytes;

@@ -49,8 +49,8 @@ pub(crate) fn model(bytes: &[u8]) {
     });
 }
 
-/// Reads arbitrary bytes as a model of rows: as they are, and with a checksum that is right. What is
-/// read is written and read back the same.
+/// Reads arbitrary bytes as a model of rows: as they are, and with a checksum that is right. What
+/// is read is written and read back the same.
 pub(crate) fn rows(bytes: &[u8]) {
     let checksum = format!("# crc32c {:08x}\n", crc_fast::crc32_iscsi(bytes));
     let summed = [bytes, checksum.as_bytes()].concat();

@@ -1,7 +1,7 @@
 //! Serves what comes to a server thread, and keeps what has to wait.
 //!
-//! Path: codec > thread (**service**) > tables > shard > store > answer. What waits for the clock of
-//! a shard is parked here, what waits for a consistency model with its table.
+//! Path: codec > thread (**service**) > tables > shard > store > answer. What waits for the clock
+//! of a shard is parked here, what waits for a consistency model with its table.
 
 use std::rc::Rc;
 
