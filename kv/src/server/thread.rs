@@ -1,4 +1,4 @@
-//! A server thread: its settings, its counters, and the loop around its service.
+//! A server thread: its settings and its counters. `service.rs` has the loop.
 //!
 //! Path: codec > **thread** > tables > shard > store > answer. The thread owns its lanes and its
 //! shards. It takes no lock and hands no work to other threads.
@@ -9,39 +9,34 @@ mod parking;
 mod service;
 
 use std::io::{self, Write};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::Receiver;
-use std::time::Duration;
 
 use caravan_van::{Counters, Endpoint};
 
 use self::service::ShardService;
 use super::handle::Handles;
-use super::tables::{ChainCounters, MoveCounters, RETRY};
+use super::tables::{ChainCounters, MoveCounters};
 use crate::error::Result;
 use crate::filter::Traffic;
 use crate::table::TableSpec;
 use crate::view::View;
 
-/// Longest sleep while idle, and so the longest delay until a thread notices that it must stop.
-const NAP: Duration = Duration::from_millis(100);
-
 /// One thread of a server, with its shard of every table.
 pub struct ServerThread {
     service: ShardService,
-    /// Brings what the scheduler says of lost servers.
-    views: Option<Receiver<View>>,
 }
 
 impl ServerThread {
     /// Thread `index` of `count` in the whole cluster, which serves over `endpoint`.
     pub fn new(endpoint: Endpoint, index: usize, count: usize, handles: Handles) -> Self {
-        ServerThread { service: ShardService::new(endpoint, index, count, handles), views: None }
+        ServerThread { service: ShardService::new(endpoint, index, count, handles) }
     }
 
     /// Hears from `views` which server threads are lost.
-    pub(crate) fn hear_views(self, views: Receiver<View>) -> Self {
-        ServerThread { views: Some(views), ..self }
+    pub(crate) fn hear_views(mut self, views: Receiver<View>) -> Self {
+        self.service.views = Some(views);
+        self
     }
 
     /// Limits the lists of keys that this thread remembers for workers to `bytes_max`, and to an
@@ -102,27 +97,13 @@ impl ServerThread {
     /// # Errors
     /// Only if the van itself is broken.
     pub fn run(&mut self, stop: &AtomicBool) -> Result<()> {
-        while !stop.load(Ordering::Relaxed) {
-            if !self.step()? && !self.hear() {
-                let is_moving = self.service.tables.is_moving();
-                self.service.endpoint.wait(if is_moving { RETRY } else { NAP })?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Enters what the scheduler has said of lost servers; returns whether there was anything. A
-    /// thread that is too busy to look hears it from workers, before it can matter.
-    fn hear(&mut self) -> bool {
-        let view = self.views.as_ref().and_then(|views| views.try_recv().ok());
-        view.is_some_and(|view| self.service.tables.join_view(&view))
+        self.service.run(stop)
     }
 
     /// Processes arrivals without blocking; returns whether there were any.
     ///
     /// # Errors
     /// Only if the van itself is broken.
-    #[inline]
     pub fn step(&mut self) -> Result<bool> {
         self.service.step()
     }

@@ -1,9 +1,12 @@
-//! Serves what comes to a server thread, and keeps what has to wait.
+//! The loop of a server thread: serves what comes, and keeps what has to wait.
 //!
 //! Path: codec > thread (**service**) > tables > shard > store > answer. What waits for the clock
 //! of a shard is parked here, what waits for a consistency model with its table.
 
 use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Receiver;
+use std::time::Duration;
 
 use caravan_van::wire::Kind;
 use caravan_van::{Arrival, Draft, Endpoint, Message, PeerId, Values};
@@ -16,7 +19,11 @@ use crate::filter::List;
 use crate::op::Op;
 use crate::server::answer::{ReplyTo, answer, post, refuse, refuse_dropped};
 use crate::server::handle::Handles;
-use crate::server::tables::{Admitted, Client, Held, Step, Tables, Trouble, Waiting};
+use crate::server::tables::{Admitted, Client, Held, RETRY, Step, Tables, Trouble, Waiting};
+use crate::view::View;
+
+/// Longest sleep while idle, and so the longest delay until a thread notices that it must stop.
+const NAP: Duration = Duration::from_millis(100);
 
 /// What one server thread serves, and whom.
 pub(super) struct ShardService {
@@ -25,6 +32,8 @@ pub(super) struct ShardService {
     clients: Clients,
     parking: Parking,
     keys: NamedKeys,
+    /// Brings what the scheduler says of lost servers.
+    pub(super) views: Option<Receiver<View>>,
 }
 
 impl ShardService {
@@ -36,12 +45,34 @@ impl ShardService {
             endpoint,
             clients: Clients::default(),
             parking: Parking::default(),
+            views: None,
         }
     }
 
     /// Limits the lists of keys that are remembered for workers.
     pub(super) fn remember_bytes(&mut self, bytes_max: usize) {
         self.keys.remember_bytes(bytes_max, self.endpoint.lanes.memory());
+    }
+
+    /// Serves until `stop` is set.
+    ///
+    /// # Errors
+    /// Only if the van itself is broken.
+    #[inline(never)]
+    pub(super) fn run(&mut self, stop: &AtomicBool) -> Result<()> {
+        while !stop.load(Ordering::Relaxed) {
+            if !self.step()? && !self.hear() {
+                self.endpoint.wait(if self.tables.is_moving() { RETRY } else { NAP })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Enters what the scheduler has said of lost servers; returns whether there was anything. A
+    /// thread that is too busy to look hears it from workers, before it can matter.
+    fn hear(&mut self) -> bool {
+        let view = self.views.as_ref().and_then(|views| views.try_recv().ok());
+        view.is_some_and(|view| self.tables.join_view(&view))
     }
 
     /// Processes arrivals without blocking; returns whether there were any.
