@@ -16,7 +16,8 @@ use caravan_van::{Arrival, Counters, Draft, Endpoint, Message, PeerId, Values};
 use super::answer::{ReplyTo, answer, post, refuse, refuse_dropped};
 use super::handle::Handles;
 use super::tables::{
-    Admitted, ChainCounters, Client, Held, MoveCounters, RETRY, Step, Tables, Trouble, Waiting,
+    Admitted, ChainCounters, Client, Copies, Held, MoveCounters, RETRY, Step, Tables, Trouble,
+    Waiting,
 };
 use crate::error::Result;
 use crate::filter::{List, REMEMBERED_BYTES_MAX, Remembered, Traffic};
@@ -131,6 +132,11 @@ impl ServerThread {
     /// The counters of the copies of shards along chains.
     pub fn chains(&self) -> ChainCounters {
         self.tables.chains()
+    }
+
+    /// How far the copies of this thread's shards are.
+    pub fn copies(&self) -> Copies {
+        self.tables.copies()
     }
 
     /// Serves until `stop` is set.
