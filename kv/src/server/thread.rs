@@ -110,6 +110,11 @@ impl ServerThread {
         self.endpoint.lanes.address()
     }
 
+    /// Number of lanes that workers and other servers have to this thread, and it to servers.
+    pub fn lanes(&self) -> usize {
+        self.nodes.iter().filter(|node| **node != NOBODY).count()
+    }
+
     /// The transport's counters so far.
     pub fn counters(&self) -> Counters {
         self.endpoint.lanes.counters()
