@@ -113,7 +113,7 @@ impl Lane {
     fn lendable(&self, bytes: &[u8]) -> Shared {
         let mut buffer = self.endpoint.lanes.memory().allocate(bytes.len()).unwrap();
         buffer.copy_from_slice(bytes);
-        assert!(self.endpoint.lanes.lends(bytes.len()), "so long values are lent");
+        assert!(self.endpoint.lanes.lends(PeerId(0), bytes.len()), "so long values are lent");
         buffer.share()
     }
 }
@@ -202,7 +202,7 @@ fn lending_server(address: &mpsc::Sender<String>) {
     address.send(server.lanes.address().to_owned()).unwrap();
     let mut lent = server.lanes.memory().allocate(block().len()).unwrap();
     lent.copy_from_slice(&block());
-    assert!(server.lanes.lends(lent.len()), "so long values are lent");
+    assert!(server.lanes.lends(PeerId(0), lent.len()), "so long values are lent");
     let lent = lent.share();
     loop {
         server.wait(Duration::from_millis(10)).unwrap();
