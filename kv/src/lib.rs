@@ -72,6 +72,7 @@ pub mod slicer;
 pub mod table;
 mod tracker;
 pub mod turnover;
+pub mod vector;
 mod view;
 pub mod worker;
 
@@ -101,3 +102,7 @@ struct Readme;
 #[cfg(doctest)]
 #[doc = include_str!("../docs/requests.md")]
 struct Requests;
+
+#[cfg(doctest)]
+#[doc = include_str!("../docs/vectors.md")]
+struct VectorsPage;

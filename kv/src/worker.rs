@@ -255,6 +255,11 @@ impl Worker {
         self.command = command;
     }
 
+    /// The number that [`Worker::set_command`] has set.
+    pub(crate) fn command_number(&self) -> i32 {
+        self.command
+    }
+
     /// Names the namespace that those of tables are within: table 1 of `weights` is then table 1 of
     /// `job/weights`. Tables that exist stay what they are.
     pub fn set_namespace(&mut self, namespace: &str) {

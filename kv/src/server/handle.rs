@@ -10,6 +10,7 @@ mod operators;
 mod options;
 mod sgd;
 mod sum;
+mod vectors;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -32,6 +33,7 @@ use crate::consistency::{Consistency, Controller};
 use crate::filter::OwnFilters;
 use crate::node::{Responder, Responders};
 use crate::table::{Initial, TableSpec, ValueType, with_type};
+use crate::vector::HANDLE;
 
 /// An update rule: how a push changes a row. Closures `FnMut(key, stored, pushed)` are rules.
 ///
@@ -136,7 +138,7 @@ type Build = dyn Fn(&TableSpec, KeyRange, &Pool) -> Result<Box<dyn Shard>, Strin
 /// The handles by name, of which servers build shards. Always included are `add` and `assign`; the
 /// operators `sub`, `mul`, `div`, `min`, `max`, `and`, `or` and `xor`; and the optimisers `sgd`
 /// ([`Sgd`]), `momentum` ([`Momentum`]), `adagrad` ([`AdaGrad`]), `adam` ([`Adam`]) and `ftrl`
-/// ([`Ftrl`]).
+/// ([`Ftrl`]); and `vectors` ([`vector`](crate::vector)).
 #[derive(Clone)]
 pub struct Handles {
     handles: HashMap<String, Handle>,
@@ -188,6 +190,7 @@ impl Default for Handles {
             .with_rows("adagrad", optimiser!(AdaGrad, R => adagrad::AdaGradRule::<R>::new))
             .with_rows("adam", optimiser!(Adam, R => adam::AdamRule::<R>::new))
             .with_rows("ftrl", optimiser!(Ftrl, R => ftrl::FtrlRule::<R>::new))
+            .with(HANDLE, vectors::build)
     }
 }
 

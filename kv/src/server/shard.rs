@@ -164,7 +164,7 @@ pub trait Shard {
     /// Copies rows into an empty `extract`, in the order of their keys: those from key `from` on,
     /// one at least, and no more once that has `bytes_max` bytes. Returns the key to go on from;
     /// `None` if there are no others. A shard that can be moved has no state but its rows; a push
-    /// changes the rows of its keys, and a command none.
+    /// changes the rows of its keys, and a command none, unless [`Shard::changes_rows`] says so.
     ///
     /// # Errors
     /// The reason why such shards cannot be moved.
@@ -220,6 +220,12 @@ pub trait Shard {
     /// As [`Shard::push`].
     fn repeat(&mut self, request: &Request<'_>, memory: &Pool) -> Result<(), String> {
         self.push(request, memory)
+    }
+
+    /// Whether a command changes rows. It changes each by what is in that row and in the command
+    /// alone, since a copy of which only some rows have come executes it, too.
+    fn changes_rows(&self, _body: &[u8]) -> bool {
+        false
     }
 
     /// Executes a command of the table's handle. All copies of a table with replicas execute it,

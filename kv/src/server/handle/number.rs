@@ -150,6 +150,9 @@ pub(super) trait Real:
 
     /// The number without its sign.
     fn abs(self) -> Self;
+
+    /// The same number.
+    fn to_f64(self) -> f64;
 }
 
 macro_rules! real {
@@ -166,6 +169,11 @@ macro_rules! real {
             #[inline]
             fn abs(self) -> Self {
                 $of::abs(self)
+            }
+
+            #[inline]
+            fn to_f64(self) -> f64 {
+                f64::from(self)
             }
         }
     )*};

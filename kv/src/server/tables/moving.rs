@@ -93,7 +93,7 @@ pub(super) struct Moving {
     /// Whether all requests wait; before, only those do for which the newcomer has no room.
     is_closed: bool,
     held: VecDeque<Held>,
-    /// Wishes for further moves, which wait for the end of this one.
+    /// Wishes for further moves and for checkpoints, which wait for the end of this one.
     wishes: VecDeque<Held>,
 }
 
@@ -213,6 +213,11 @@ impl Moving {
         };
         self.is_closed || !self.held.is_empty() || !is_open
     }
+
+    /// Whether a client reads the shard.
+    pub(super) fn is_read(&self) -> bool {
+        matches!(self.with, With::Reader(_))
+    }
 }
 
 impl Gone {
@@ -284,8 +289,10 @@ impl Tables {
         };
         let Some(held) = held else { return };
         let counters = &mut self.moves.counters;
+        // What is served at the end only must not be tried again before: the move would not go on.
+        let is_wish = [Op::Move, Op::Checkpoint].map(|op| op as u8).contains(&held.message.op());
         match position.and_then(|at| self.entries[at].moving.as_mut()) {
-            Some(moving) if held.message.op() == Op::Move as u8 => moving.wishes.push_back(held),
+            Some(moving) if is_wish => moving.wishes.push_back(held),
             Some(moving) => {
                 match moving.with {
                     With::Owner(_) => counters.held_arriving += 1,

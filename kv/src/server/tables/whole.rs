@@ -12,7 +12,8 @@ use serde::Serialize;
 use super::chain::Chain;
 use super::entry::Known;
 use super::governor::Waiting;
-use super::{Client, Step, Tables, Trouble, keep};
+use super::moving::Moving;
+use super::{Client, Step, Tables, Trouble, forward, keep};
 use crate::consistency::Admission;
 use crate::cost::Cost;
 use crate::history::Recorder;
@@ -122,21 +123,27 @@ impl Tables {
     ) -> Result<Step, Trouble> {
         let (table, key) = (message.table(), message.range().begin());
         self.seek(table, key)?;
-        let Tables { entries, chains, owed, last, .. } = self;
+        let Tables { entries, moves, chains, owed, last, .. } = self;
         let entry = &mut entries[*last];
         if entry.chain.is_some() {
             return self.serve_chained(lanes, client, message, None, Op::Command);
         }
-        if entry.moving.as_ref().is_some_and(|moving| moving.holds(lanes, false)) {
+        let values = message.values();
+        let changes = entry.moving.is_some() && entry.shard.changes_rows(values);
+        let waits = |moving: &Moving| moving.holds(lanes, changes) || changes && moving.is_read();
+        if entry.moving.as_ref().is_some_and(|moving| waits(moving)) {
             return Ok(Step::Hold);
         }
-        let values = message.values();
         let request = Request { values, ..Request::of(message, Op::Command, client.node) };
         if entry.shard.admit(&request) == Admission::Kept {
             let reply_to = ReplyTo { peer: client.peer, table, timestamp: message.timestamp() };
             keep(lanes, (owed, chains), entry, reply_to, &request)?;
         } else {
             let reply = entry.shard.command(client.node, values)?;
+            if changes {
+                let shard = (table, entry.range);
+                forward(lanes, &mut entry.moving, &mut moves.counters, shard, &request)?;
+            }
             let values = Values::Copied(&reply);
             post(lanes, client.peer, Draft { values, ..answer(Kind::Reply, message) })?;
         }

@@ -46,6 +46,10 @@ impl Tables {
         entry.check_keys(keys)?;
         match op {
             Op::Rows => entry.shard.take(keys, lengths, values, lanes.memory())?,
+            Op::Forward if keys.is_empty() => {
+                let sender = (message.timestamp() >> 32) as u32;
+                entry.shard.command(sender, values)?;
+            }
             Op::Forward => {
                 let sender = (message.timestamp() >> 32) as u32;
                 let request =

@@ -43,7 +43,8 @@ impl Leaving {
     }
 }
 
-/// Forwards a push that has just been applied, if its shard is being copied.
+/// Forwards a push or a command that has just been applied, if its shard is being copied. A command
+/// names no keys.
 #[cold]
 pub(in crate::server::tables) fn forward(
     lanes: &mut Lanes,
@@ -55,7 +56,7 @@ pub(in crate::server::tables) fn forward(
     let Some(With::Newcomer(to)) = moving.as_mut().map(|moving| &mut moving.with) else {
         return Ok(());
     };
-    if !to.is_ready || request.keys.is_empty() {
+    if !to.is_ready || request.pushes && request.keys.is_empty() {
         return Ok(()); // its rows will be copied after this push, or it has changed none
     }
     let draft = Draft {
