@@ -16,6 +16,7 @@ use crate::measure::consistency::worker::Iterates;
 use crate::measure::crowd::Crowded;
 use crate::measure::fabric::worker::Links;
 use crate::measure::failover::Pushes;
+use crate::measure::inserts::Counts;
 use crate::measure::load::worker::Loads;
 use crate::measure::scene::Waits;
 use crate::measure::worker::Measure;
@@ -71,6 +72,7 @@ pub(crate) fn apps() -> Apps {
         .with(Loads::NAME, || Box::new(Loads))
         .with(Links::NAME, || Box::new(Links))
         .with(Pushes::NAME, || Box::new(Pushes))
+        .with(Counts::NAME, || Box::new(Counts))
         .with(Iterates::NAME, || Box::new(Iterates))
         .with(Waits::NAME, || Box::new(Waits::default()))
 }

@@ -69,7 +69,7 @@ fn the_names_of_fields_are_read_in_order() {
 fn the_page_has_every_kind_of_row_once() {
     let page = include_str!("../docs/rows.md");
     let rows = page.lines().filter(|line| line.starts_with('{')).count();
-    let kinds = "bandwidth calibration checkpoint clustered comparison consistency counted distances estimate fabric failover file finding history job latency layout link load \
+    let kinds = "bandwidth calibration checkpoint clustered comparison consistency counted distances estimate fabric failover file finding history inserts job latency layout link load \
                  machine model move node pass perplexity placement predict progress rate rdma-device result \
                  rmse scale stage traffic trained van verbs-bandwidth verbs-latency verdict wait";
     assert_eq!(documented().into_keys().collect::<BTreeSet<_>>(), set(kinds));
@@ -121,6 +121,9 @@ fn the_bench_under_load_prints_the_rows_of_the_page() {
     let line = "bench load --smoke --van tcp --workers 2 --rate closed,20%,500 --keys 3 \
                 --sizes 12,120KiB --table-keys 50 --json";
     assert_eq!(held(line), set("machine load"));
+    let new = "bench load --smoke --van tcp --workers 2 --servers 2 --skew new --rate closed,500 \
+               --keys 3 --sizes 12 --json";
+    assert_eq!(held(new), set("machine load"));
 }
 
 #[test]
@@ -132,6 +135,12 @@ fn the_bench_of_links_prints_the_rows_of_the_page() {
 #[test]
 fn the_bench_of_failover_prints_the_rows_of_the_page() {
     assert_eq!(held("bench failover --smoke --van tcp --json"), set("machine failover"));
+}
+
+#[test]
+fn the_bench_of_sketches_prints_the_rows_of_the_page() {
+    let line = "bench sketch --smoke --van tcp --workers 2 --servers 2 --batch 1000 --json";
+    assert_eq!(held(line), set("machine inserts"));
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use caravan_learn::dbpg::Straggle;
+use caravan_learn::sketch::Options;
 use clap::{Args, Subcommand};
 
 use super::values::{
@@ -40,6 +41,8 @@ pub(crate) enum BenchCommand {
     Placement,
     /// Kills servers of tables with replicas: how long until pushes to their ranges go on
     Failover(FailoverArgs),
+    /// Inserts into count-min sketches on the servers: how many a second, in how many bits
+    Sketch(SketchArgs),
     /// Training on simulated clusters of many workers: time, idle share and bytes by delay, filters
     /// and stragglers
     Scale(ScaleArgs),
@@ -96,7 +99,8 @@ pub(crate) struct LoadArgs {
     /// Keys of the table [default: 65536, fewer of large values]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=TABLE_KEYS_MAX))]
     pub(crate) table_keys: Option<u64>,
-    /// How popular keys are: uniform, or zipf:S
+    /// How popular keys are: uniform, or zipf:S; or new, for pushes of keys that no request has
+    /// named, each of which makes a row
     #[arg(long, value_name = "SKEW", default_value = "zipf:1.05")]
     pub(crate) skew: Skew,
     /// Most requests in flight, of each worker; more that are due wait, and their time counts
@@ -141,6 +145,31 @@ pub(crate) struct FailoverArgs {
     /// Whether their processes are killed or stopped
     #[arg(long, value_enum, default_value = "kill")]
     pub(crate) fall: Fall,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct SketchArgs {
+    /// Seconds of inserts
+    #[arg(long, value_name = "S", default_value_t = 5.0, value_parser = seconds)]
+    pub(crate) duration: f64,
+    /// Inserts that are sent together
+    #[arg(long, default_value_t = 65536, value_name = "N", value_parser = count())]
+    pub(crate) batch: u32,
+    /// Cells of each server thread
+    #[arg(long, default_value_t = 1 << 20, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) cells: u64,
+    /// Hash functions
+    #[arg(long, default_value_t = 4, value_name = "K", value_parser = count_to(Options::HASHES_MAX.into()))]
+    pub(crate) hashes: u32,
+    /// Keys that are drawn
+    #[arg(long, value_name = "N", default_value_t = 1 << 20, value_parser = clap::value_parser!(u64).range(1..=TABLE_KEYS_MAX))]
+    pub(crate) table_keys: u64,
+    /// How popular keys are: uniform, or zipf:S
+    #[arg(long, value_name = "SKEW", default_value = "zipf:1.05")]
+    pub(crate) skew: Skew,
+    /// Seed of the keys
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
 }
 
 #[derive(Debug, Clone, Args)]

@@ -397,6 +397,8 @@ mod tests {
             "caravan bench all --json --wait adaptive",
             "caravan bench wait --van tcp --rounds 5 --json",
             "caravan bench failover --van tcp --fall stop --count 10 --json",
+            "caravan bench load --van shm --rate closed --skew new --keys 1024 --sizes 32KiB",
+            "caravan bench sketch --van shm --batch 1000 --cells 4096 --hashes 2 --skew uniform",
             "caravan bench scale --nodes 16,256 --delay 0,4 --filters none,kkt+key-cache,all --straggle 4:40:10 --always-slow 0.1 --json",
             "caravan train dbpg --data a b --test c --lambda 0.5 --workers 2 --servers 2 --van tcp --delay 2 --blocks 8 --order random --seed 3 --learning-rate 0.5 --epsilon 1e-5 --model m --model-format binary",
             "caravan train dbpg --data a --lambda 10,3,1 --l2 0.5 --intercept --positive-weight 4 --warm-start m --model n.bin --plot p.svg",

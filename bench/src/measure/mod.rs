@@ -8,6 +8,7 @@ pub(crate) mod crowd;
 pub(crate) mod fabric;
 pub(crate) mod failover;
 pub(crate) mod figures;
+pub(crate) mod inserts;
 mod latency;
 pub(crate) mod load;
 mod pattern;

@@ -47,6 +47,7 @@ pub(super) fn tasks(command: &BenchCommand, smoke: bool) -> Result<Vec<Task>> {
         | BenchCommand::Load(_)
         | BenchCommand::Fabric(_)
         | BenchCommand::Failover(_)
+        | BenchCommand::Sketch(_)
         | BenchCommand::Consistency(_)
         | BenchCommand::Scale(_) => Ok(Vec::new()),
     }

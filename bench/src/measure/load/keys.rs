@@ -2,9 +2,10 @@
 
 use std::collections::HashSet;
 
+use anyhow::{Result, ensure};
 use caravan_kv::filter::Draws;
 
-use crate::measure::requests::scattered;
+use crate::measure::requests::{KEY_GAP, scattered};
 
 /// Draws the ranks 0 to `count` - 1 so that rank r comes in proportion to (r + 1)^-exponent, by
 /// rejection-inversion (Hörmann and Derflinger, "Rejection-inversion to generate variates from
@@ -63,16 +64,70 @@ impl Zipf {
 /// Below this, (e^x - 1) / x is 1 to all digits that matter.
 const TINY: f64 = 1e-12;
 
+/// Which keys a worker's requests name.
+#[derive(Debug)]
+pub(super) enum Named {
+    Drawn(Lists),
+    New(NewKeys),
+}
+
+impl Named {
+    /// The keys of a request.
+    ///
+    /// # Errors
+    /// If no keys are new any more.
+    pub(super) fn of(&mut self, number: u64) -> Result<&[u64]> {
+        match self {
+            Named::Drawn(lists) => Ok(lists.of(number)),
+            Named::New(keys) => keys.of(number),
+        }
+    }
+}
+
+/// Keys that no other request of any worker names, spread over the whole table.
+#[derive(Debug)]
+pub(super) struct NewKeys {
+    /// Keys of the table for each key of a request.
+    step: u64,
+    rank: u64,
+    workers: u64,
+    keys: Vec<u64>,
+}
+
+impl NewKeys {
+    /// For this worker, whose requests name `each` keys of a table of `count`.
+    pub(super) fn new(count: u64, each: usize, rank: usize, workers: usize) -> NewKeys {
+        let [rank, workers] = [rank, workers].map(|it| it as u64);
+        NewKeys { step: count / each as u64, rank, workers, keys: vec![0; each] }
+    }
+
+    fn of(&mut self, number: u64) -> Result<&[u64]> {
+        let first = number * self.workers + self.rank;
+        ensure!(
+            first < self.step,
+            "all keys of the table have rows: take more --table-keys, or a shorter --duration"
+        );
+        let places = (first..).step_by(self.step as usize);
+        self.keys.iter_mut().zip(places).for_each(|(key, place)| *key = scattered(place));
+        Ok(&self.keys)
+    }
+}
+
 /// Lists of keys of a table, each sorted and without repetitions.
 #[derive(Debug)]
-pub(super) struct Lists {
+pub(in crate::measure) struct Lists {
     keys: Vec<u64>,
     each: usize,
 }
 
 impl Lists {
     /// Draws lists of `each` keys from a table of `count`, which is at least as many.
-    pub(super) fn draw(count: u64, exponent: f64, each: usize, draws: &mut Draws) -> Lists {
+    pub(in crate::measure) fn draw(
+        count: u64,
+        exponent: f64,
+        each: usize,
+        draws: &mut Draws,
+    ) -> Lists {
         let zipf = Zipf::new(count, exponent);
         let step = step(count);
         let lists = (KEYS_DRAWN / each).clamp(1, LISTS_MAX);
@@ -99,6 +154,11 @@ impl Lists {
         Lists { keys, each }
     }
 
+    /// The keys of all lists.
+    pub(in crate::measure) fn into_keys(self) -> Vec<u64> {
+        self.keys
+    }
+
     /// The list of a request; they come round.
     pub(super) fn of(&self, number: u64) -> &[u64] {
         let lists = (self.keys.len() / self.each) as u64;
@@ -112,6 +172,16 @@ const KEYS_DRAWN: usize = 1 << 21;
 const LISTS_MAX: usize = 1 << 18;
 /// So often a key that the list has is drawn again; then it takes the next one by popularity.
 const TRIES: usize = 16;
+
+/// The key of this rank by popularity, in a table of `count` keys.
+pub(in crate::measure) fn key_of(rank: u64, count: u64) -> u64 {
+    scattered(place(rank, step(count), count))
+}
+
+/// One past the last key that a table of `count` keys can have.
+pub(in crate::measure) fn keys_end(count: u64) -> u64 {
+    count * KEY_GAP
+}
 
 /// Where a rank lies in the sorted keys of a table. Neighbours in popularity lie far apart, so that
 /// every server has its share of popular keys.
@@ -132,6 +202,7 @@ fn gcd(a: u64, b: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
     use super::*;
 
     /// Goal: popularity is what the name says. Method: frequencies of 400,000 draws against the
@@ -181,6 +252,23 @@ mod tests {
                 assert!(list.is_sorted_by(|a, b| a < b), "{list:?}");
             }
         }
+    }
+
+    /// Requests of three workers have all keys of a table between them, each once.
+    #[test]
+    fn new_keys_are_new_until_there_are_none() {
+        let mut seen = HashSet::new();
+        for rank in 0..3 {
+            let mut keys = NewKeys::new(12 * 5, 5, rank, 3);
+            for number in 0..4 {
+                let keys = keys.of(number).unwrap();
+                assert!(keys.is_sorted(), "{keys:?}");
+                assert!(keys.iter().all(|key| seen.insert(*key)), "{keys:?}");
+            }
+            let said = keys.of(4).unwrap_err().to_string();
+            assert!(said.contains("--table-keys"), "{said}");
+        }
+        assert_eq!(seen, (0..60).map(scattered).collect());
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! answers do not change (an open loop), or as fast as the answers come (a closed one).
 
 mod drive;
-mod keys;
+pub(in crate::measure) mod keys;
 pub(crate) mod rates;
 mod rows;
 mod schedule;
@@ -11,7 +11,7 @@ pub(crate) mod worker;
 use anyhow::Result;
 use caravan_kv::Target;
 
-use self::rates::Rate;
+use self::rates::{Rate, Skew};
 use self::rows::{About, Merged};
 pub(crate) use self::schedule::Arrivals;
 use self::worker::{Loads, Task};
@@ -42,7 +42,12 @@ pub(crate) fn run(common: &Common, args: &LoadArgs) -> Result<()> {
         for rate in &rates {
             let what = format!("load {} {rate} {}", config.node.van, size(&table.bytes));
             report.doing(what.clone());
-            let task = Task { number, rate: rate.per_second(capacity), ..table };
+            let mut task = Task { number, rate: rate.per_second(capacity), ..table };
+            if task.zipf.is_none() {
+                // A table of its own, since those of other runs have rows for these keys.
+                task.table = number as u32 + 1;
+                pushed = 0;
+            }
             let body = serde_json::to_value(task)?;
             let id = cluster.submit(Target::Workers, Loads::NAME, &body)?;
             let merged = Merged::of(cluster.wait(id)?, &task, &mut pushed)?;
@@ -80,7 +85,11 @@ fn tables(args: &LoadArgs, smoke: bool) -> Result<Vec<Task>> {
         }
         let row_bytes = (bytes / keys) as u64;
         let fits = (TABLE_BYTES / row_bytes).clamp(keys as u64, TABLE_KEYS);
-        let table_keys = args.table_keys.unwrap_or(fits);
+        let zipf = match args.skew {
+            Skew::Zipf(exponent) => Some(exponent),
+            Skew::New => None,
+        };
+        let table_keys = args.table_keys.unwrap_or(if zipf.is_some() { fits } else { NEW_KEYS });
         if table_keys < keys as u64 {
             return Err(Usage(format!(
                 "a request of {keys} keys needs a table of as many; --table-keys has {table_keys}"
@@ -91,10 +100,10 @@ fn tables(args: &LoadArgs, smoke: bool) -> Result<Vec<Task>> {
             number: 0,
             table: number as u32 + 1,
             table_keys,
-            zipf: args.skew.zipf,
+            zipf,
             keys,
             bytes,
-            pushes: args.pushes,
+            pushes: if zipf.is_some() { args.pushes } else { 1.0 },
             rate: None,
             arrivals: args.arrivals,
             window: args.window as usize,
@@ -108,3 +117,5 @@ fn tables(args: &LoadArgs, smoke: bool) -> Result<Vec<Task>> {
 /// Keys of a table, and its bytes, unless a flag names the keys.
 const TABLE_KEYS: u64 = 1 << 16;
 const TABLE_BYTES: u64 = 256 << 20;
+/// Keys of a table for requests that name new ones, few of which ever get a row.
+const NEW_KEYS: u64 = 1 << 40;

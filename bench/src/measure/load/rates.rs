@@ -74,11 +74,13 @@ impl fmt::Display for Rate {
     }
 }
 
-/// How popular the keys of a table are.
+/// Which keys of a table requests name.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Skew {
+pub(crate) enum Skew {
     /// The key in place r by popularity comes in proportion to r^-exponent.
-    pub(crate) zipf: f64,
+    Zipf(f64),
+    /// Keys that no request has named, so that each push makes rows.
+    New,
 }
 
 /// Steepest exponent.
@@ -88,20 +90,27 @@ impl FromStr for Skew {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Skew, String> {
+        if text == "new" {
+            return Ok(Skew::New);
+        }
         let exponent = match text.strip_prefix("zipf:") {
             Some(exponent) => exponent.parse().ok(),
             None => (text == "uniform").then_some(0.0),
         };
         let zipf = exponent.filter(|zipf| (0.0..=ZIPF_MAX).contains(zipf)).ok_or_else(|| {
-            format!("{text:?} is neither uniform nor zipf:S with S from 0 to {ZIPF_MAX}")
+            format!("{text:?} is neither uniform nor new nor zipf:S with S from 0 to {ZIPF_MAX}")
         })?;
-        Ok(Skew { zipf })
+        Ok(Skew::Zipf(zipf))
     }
 }
 
 impl fmt::Display for Skew {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.zipf == 0.0 { f.write_str("uniform") } else { write!(f, "zipf:{}", self.zipf) }
+        match self {
+            Skew::New => f.write_str("new"),
+            Skew::Zipf(0.0) => f.write_str("uniform"),
+            Skew::Zipf(exponent) => write!(f, "zipf:{exponent}"),
+        }
     }
 }
 
@@ -136,7 +145,7 @@ mod tests {
 
     #[test]
     fn popularity_goes_both_ways() {
-        for text in ["uniform", "zipf:1.05", "zipf:0.99"] {
+        for text in ["uniform", "zipf:1.05", "zipf:0.99", "new"] {
             assert_eq!(text.parse::<Skew>().map(|skew| skew.to_string()).as_deref(), Ok(text));
         }
         for text in ["", "zipf", "zipf:", "zipf:-1", "zipf:NaN", "zipf:21", "1.05"] {

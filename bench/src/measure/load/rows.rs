@@ -48,6 +48,8 @@ row! {
         wrong: u64 => "wrong",
         /// All times, as HdrHistogram writes them.
         histogram: String,
+        /// Rows a second for each server thread.
+        mrows_per_s_thread: f64 => "Mrows/s a thread" as figure,
     }
     title |row| format!(
         "load: {} workers, {} servers x {} threads, {} of {} keys a request ({}), open or closed \
@@ -114,7 +116,10 @@ impl Merged {
             merged.unsent += part.unsent;
             merged.van = part.van;
             *pushed = pushed.wrapping_add(part.pushed.wrapping_mul(ones) as u32);
-            sum = sum.or(part.sum);
+            sum = match (sum, part.sum) {
+                (Some(sum), Some(more)) => Some(u32::wrapping_add(sum, more)),
+                (sum, more) => sum.or(more),
+            };
         }
         let sum = sum.context("worker 0 has not added the table up")?;
         // Ones that are missing, or too many.
@@ -175,6 +180,9 @@ impl Merged {
             unsent: self.unsent,
             wrong: self.wrong[kind],
             histogram: encoded(nanos),
+            mrows_per_s_thread: self.per_s[kind] * task.keys as f64
+                / (config.servers * config.threads) as f64
+                / 1e6,
         }
     }
 
@@ -225,7 +233,7 @@ mod tests {
             number: 0,
             table: 1,
             table_keys: 100,
-            zipf: 1.0,
+            zipf: Some(1.0),
             keys: 2,
             bytes: 16,
             pushes: 0.25,
@@ -272,7 +280,7 @@ mod tests {
         assert_eq!((merged.wrong, merged.unsent), ([4, 4], 12));
         assert!((merged.per_second() - 2.0 * 4.0 * 499.0 / 2.0).abs() < 1e-6);
         let config = ClusterConfig::default();
-        let skew = Skew { zipf: 1.0 };
+        let skew = Skew::Zipf(1.0);
         let about = About { rate: Rate::PerSecond(1000.0), skew, task: &task(), config: &config };
         let rows = merged.rows(&about);
         assert_eq!(rows.len(), 2);

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::drive::{Driven, Finished, KINDS, Limits, Service, drive};
-use super::keys::Lists;
+use super::keys::{Lists, Named, NewKeys};
 use super::schedule::{Arrivals, Schedule};
 use crate::measure::answered;
 use crate::measure::figures::encoded;
@@ -29,8 +29,8 @@ pub(super) struct Task {
     /// Number of the table.
     pub(super) table: u32,
     pub(super) table_keys: u64,
-    /// Exponent of the keys' popularity.
-    pub(super) zipf: f64,
+    /// Exponent of the keys' popularity; `None` if each push names new keys.
+    pub(super) zipf: Option<f64>,
     /// Keys of a request.
     pub(super) keys: usize,
     /// Values of a request, in bytes.
@@ -56,7 +56,8 @@ pub(super) struct Part {
     pub(super) unsent: u64,
     /// Pushes, counted or not.
     pub(super) pushed: u64,
-    /// Worker 0: the sum of all values of the table, modulo 2^32.
+    /// Worker 0: the sum of all values of the table, modulo 2^32. If each push names new keys, each
+    /// worker: the sum of its own.
     pub(super) sum: Option<u32>,
 }
 
@@ -90,8 +91,11 @@ impl App for Loads {
 fn part(node: &mut WorkerNode, task: &Task) -> Result<Part> {
     let Task { number, rate, arrivals, seed, .. } = *task;
     let (rank, workers) = (node.rank, node.workers);
-    let mut store = Store::new(&mut node.worker, task, rank, node.config.eager_bytes)?;
-    store.fill(&mut node.worker, rank, workers)?;
+    let place = (rank, workers);
+    let mut store = Store::new(&mut node.worker, task, place, node.config.eager_bytes)?;
+    if task.zipf.is_some() {
+        store.fill(&mut node.worker, rank, workers)?;
+    }
     node.barrier(&format!("load {number} begins"))?;
     let schedule = Schedule::new(rate, arrivals, rank, workers, draws(seed, rank, TIMES));
     let seconds = Duration::from_secs_f64(task.seconds);
@@ -99,7 +103,21 @@ fn part(node: &mut WorkerNode, task: &Task) -> Result<Part> {
     let mut served = Served { worker: &mut node.worker, store: &mut store };
     let driven = drive(&mut served, schedule, limits)?;
     node.barrier(&format!("load {number} ends"))?;
-    let sum = if rank == 0 { Some(store.sum(&mut node.worker)?) } else { None };
+    let sum = match task.zipf {
+        Some(_) => {
+            if rank == 0 {
+                Some(store.sum(&mut node.worker)?)
+            } else {
+                None
+            }
+        }
+        None => {
+            let sum = store.sum_of_new(&mut node.worker)?;
+            node.barrier(&format!("load {number} is added up"))?;
+            store.drop(&mut node.worker)?;
+            Some(sum)
+        }
+    };
     let Driven { kinds, seconds, late, unsent } = driven;
     let kinds = kinds.map(|kind| KindPart { histogram: encoded(&kind.nanos), wrong: kind.wrong });
     let van = node.worker.van().to_owned();
@@ -121,7 +139,7 @@ struct Store {
     table_keys: u64,
     /// Values a key.
     width: usize,
-    lists: Lists,
+    named: Named,
     /// What a push adds.
     ones: Shared,
     /// Memory for long answers.
@@ -134,7 +152,12 @@ struct Store {
 }
 
 impl Store {
-    fn new(worker: &mut Worker, task: &Task, rank: usize, eager_bytes: usize) -> Result<Store> {
+    fn new(
+        worker: &mut Worker,
+        task: &Task,
+        (rank, workers): (usize, usize),
+        eager_bytes: usize,
+    ) -> Result<Store> {
         let Task { table, table_keys, zipf, keys, bytes, pushes, seed, .. } = *task;
         let width = bytes / size_of::<i32>() / keys;
         let range = KeyRange::new(0, table_keys * KEY_GAP).context("a table needs keys")?;
@@ -142,12 +165,17 @@ impl Store {
         let table = worker.create_table(&spec.keys(range))?;
         let mut ones = worker.memory().allocate(bytes)?;
         i32::view_mut(&mut ones).context("a whole number of values")?.fill(1);
-        let lists = Lists::draw(table_keys, zipf, keys, &mut draws(seed, rank, LISTS));
+        let named = match zipf {
+            Some(zipf) => {
+                Named::Drawn(Lists::draw(table_keys, zipf, keys, &mut draws(seed, rank, LISTS)))
+            }
+            None => Named::New(NewKeys::new(table_keys, keys, rank, workers)),
+        };
         Ok(Store {
             table,
             table_keys,
             width,
-            lists,
+            named,
             ones: ones.share(),
             landing: Vec::new(),
             is_long: bytes > eager_bytes,
@@ -195,6 +223,22 @@ impl Store {
         Ok(sum)
     }
 
+    /// The sum of the values of the keys that this worker has pushed, modulo 2^32.
+    fn sum_of_new(&mut self, worker: &mut Worker) -> Result<u32> {
+        let mut sum = 0_u32;
+        for number in 0..self.requests {
+            let timestamp = worker.pull(self.table, self.named.of(number)?)?;
+            let answer = worker.wait(timestamp)?;
+            sum = answer.values::<i32>().iter().fold(sum, |sum, v| sum.wrapping_add(*v as u32));
+        }
+        Ok(sum)
+    }
+
+    /// Frees the rows for the next run.
+    fn drop(&self, worker: &mut Worker) -> Result<()> {
+        Ok(worker.drop_table(self.table)?)
+    }
+
     fn is_wrong(&self, values: &[i32]) -> bool {
         size_of_val(values) != self.ones.len()
             || values.chunks(self.width).any(|row| row[1..].iter().any(|value| *value != row[0]))
@@ -223,8 +267,8 @@ impl Service for Served<'_> {
     fn post(&mut self) -> Result<Made> {
         let worker = &mut *self.worker;
         let store = &mut *self.store;
-        let Store { table, lists, ones, landing, draws, requests, pushed, .. } = store;
-        let keys = lists.of(*requests);
+        let Store { table, named, ones, landing, draws, requests, pushed, .. } = store;
+        let keys = named.of(*requests)?;
         *requests += 1;
         if draws.next_unit() < store.pushes {
             *pushed += 1;
@@ -289,7 +333,7 @@ mod tests {
             number,
             table: 1,
             table_keys: 200,
-            zipf: 1.05,
+            zipf: Some(1.05),
             keys: 3,
             bytes: 24,
             pushes: 0.5,
@@ -305,7 +349,8 @@ mod tests {
     /// and callbacks that say which requests have their answers. Returns all times.
     fn other(node: &mut WorkerNode, task: &Task) -> Result<Value> {
         let (rank, workers) = (node.rank, node.workers);
-        let mut store = Store::new(&mut node.worker, task, rank, node.config.eager_bytes)?;
+        let place = (rank, workers);
+        let mut store = Store::new(&mut node.worker, task, place, node.config.eager_bytes)?;
         store.fill(&mut node.worker, rank, workers)?;
         node.barrier(&format!("other {} begins", task.number))?;
         let stream = draws(task.seed, rank, TIMES);
