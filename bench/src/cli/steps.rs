@@ -120,7 +120,7 @@ pub(crate) struct Lda {
     #[arg(long, value_name = "B", default_value_t = 0.01, value_parser = positive)]
     pub(crate) beta: f64,
     /// Most distinct words of a step, unless one document has more
-    #[arg(long, value_name = "N", default_value_t = 8192, value_parser = count())]
+    #[arg(long, value_name = "N", default_value_t = 2048, value_parser = count())]
     pub(crate) step_words: u32,
     /// Determines all draws
     #[arg(long, value_name = "N", default_value_t = 1)]

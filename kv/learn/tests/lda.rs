@@ -128,18 +128,30 @@ fn planted_bars_are_recovered_and_foretell_documents() {
     std::fs::remove_file(&file).unwrap();
 }
 
-#[test]
-fn stale_counts_come_to_the_likelihood_of_the_serial_run() {
+/// Sweeps of four workers under SSP against as many serial ones, on documents of the data folder.
+fn stale_counts_are_as_good(documents: &str, topics: u32, sweeps: u64) {
     let Some(folder) = support::data_folder() else { return };
-    let file = folder.join("lda_reuters395.ldac.xz");
-    let job = job(&file, 20, 40);
+    let file = folder.join(documents);
+    let job = job(&file, topics, sweeps);
     let alone = serial::<Lda>(&job, &Handles::default(), |_| {}).unwrap();
     let stale = Job { consistency: Model::Ssp { staleness: 3 }, ..job.clone() };
     let trained = on_cluster(4, &stale);
     check_counts(&trained.rows, tokens(&job.settings.files));
     let gap = trained.objective / alone.objective - 1.0;
-    println!("{} and alone {}: {gap:e}", trained.objective, alone.objective);
+    println!("{documents}: {} and alone {}: {gap:e}", trained.objective, alone.objective);
     assert!(gap.abs() < 0.005, "{gap}");
+}
+
+#[test]
+fn stale_counts_come_to_the_likelihood_of_the_serial_run() {
+    stale_counts_are_as_good("lda_reuters395.ldac.xz", 20, 40);
+}
+
+/// Slow without optimisation; run it with `--release -- --ignored`.
+#[test]
+#[ignore = "large"]
+fn all_of_reuters_comes_to_the_likelihood_of_the_serial_run() {
+    stale_counts_are_as_good("reuters21578.ldac.xz", 100, 30);
 }
 
 #[test]

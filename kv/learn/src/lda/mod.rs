@@ -56,7 +56,7 @@ impl Settings {
     /// 100 topics with α = 0.1 and β = 0.01.
     pub fn new(files: Vec<PathBuf>, words: u64) -> Self {
         let [alpha, beta] = [0.1, 0.01];
-        Settings { files, words, topics: 100, alpha, beta, step_words: 8192, seed: 1 }
+        Settings { files, words, topics: 100, alpha, beta, step_words: 2048, seed: 1 }
     }
 
     fn priors(&self) -> Priors {
