@@ -1,9 +1,16 @@
-//! Rows of a table as text or as binary records, for other programs and other clusters.
+//! Rows of a table as text, as binary records or as Arrow, for other programs and other clusters.
 //!
 //! As text a row is a line: its key and the values that pulls show, with spaces between them. As a
 //! binary record it is the key (u64), the number of values (u32) and the values, all little-endian.
-//! Rows ascend by key. Hidden values stay behind: [`Checkpoints`](crate::checkpoint::Checkpoints)
+//! As Arrow it is a row of the columns `key` and `values`, in the file format of Arrow's IPC, which
+//! needs the feature `arrow`. Rows ascend by key. Hidden values stay behind: [`Checkpoints`](crate::checkpoint::Checkpoints)
 //! save those as well.
+
+#[cfg(feature = "arrow")]
+mod arrow;
+#[cfg(not(feature = "arrow"))]
+#[path = "export/left_out.rs"]
+mod arrow;
 
 use std::io::{BufRead, Read, Write};
 use std::str::FromStr;
@@ -31,14 +38,59 @@ pub enum Format {
     Text,
     /// A record for each row.
     Binary,
+    /// A file of Arrow's IPC; imports take its streams as well.
+    Arrow,
+}
+
+/// Where rows go.
+trait Sink {
+    fn row(&mut self, key: u64, values: &[u8]) -> std::result::Result<(), String>;
+
+    /// Writes what is left.
+    fn end(&mut self) -> std::result::Result<(), String>;
+}
+
+/// Lines or records.
+struct Plain<'a, W> {
+    spec: &'a TableSpec,
+    format: Format,
+    text: String,
+    buffer: Vec<u8>,
+    out: &'a mut W,
+}
+
+impl<W: Write> Plain<'_, W> {
+    fn write(&mut self) -> std::result::Result<(), String> {
+        self.out.write_all(&self.buffer).map_err(|error| error.to_string())?;
+        self.buffer.clear();
+        Ok(())
+    }
+}
+
+impl<W: Write> Sink for Plain<'_, W> {
+    fn row(&mut self, key: u64, values: &[u8]) -> std::result::Result<(), String> {
+        if self.format == Format::Text {
+            append_line(self.spec, key, values, &mut self.text);
+            self.buffer.extend_from_slice(self.text.as_bytes());
+            self.text.clear();
+        } else {
+            append_record(self.spec, key, values, &mut self.buffer);
+        }
+        if self.buffer.len() >= BATCH_BYTES { self.write() } else { Ok(()) }
+    }
+
+    fn end(&mut self) -> std::result::Result<(), String> {
+        self.write()?;
+        self.out.flush().map_err(|error| error.to_string())
+    }
 }
 
 /// Writes the rows of `keys` of a table, while requests to it go on: each shard is as it was
 /// between two requests. Returns their number.
 ///
 /// # Errors
-/// [`Error::Checkpoint`] if `out` cannot be written; as [`Worker::wait`]. If this fails, drop the
-/// worker, so that servers stop keeping rows aside.
+/// [`Error::Checkpoint`] if `out` cannot be written; [`Error::Config`] if this build has no Arrow;
+/// as [`Worker::wait`]. If this fails, drop the worker, so that servers stop keeping rows aside.
 pub fn export_table(
     worker: &mut Worker,
     spec: &TableSpec,
@@ -46,12 +98,14 @@ pub fn export_table(
     format: Format,
     out: &mut impl Write,
 ) -> Result<u64> {
+    let mut sink: Box<dyn Sink + '_> = match format {
+        Format::Arrow => arrow::sink(spec, out)?,
+        _ => Box::new(Plain { spec, format, text: String::new(), buffer: Vec::new(), out }),
+    };
     let table = worker.create_table(spec)?;
     worker.cut(&[table])?;
     let shown = if spec.width == 0 { usize::MAX } else { spec.row_bytes() };
     let mut rows = 0;
-    let mut text = String::new();
-    let mut buffer = Vec::new();
     for shard in 0..worker.shards(table)?.len() {
         let mut is_last = false;
         while !is_last {
@@ -61,20 +115,12 @@ pub fn export_table(
             is_last = piece.is_last;
             for (key, values) in piece.rows.values_of().filter(|(key, _)| keys.contains(*key)) {
                 let values = &values[..values.len().min(shown)];
-                match format {
-                    Format::Text => append_line(spec, key, values, &mut text),
-                    Format::Binary => append_record(spec, key, values, &mut buffer),
-                }
+                sink.row(key, values).map_err(|why| failed(spec, why))?;
                 rows += 1;
-            }
-            buffer.append(&mut std::mem::take(&mut text).into_bytes());
-            if buffer.len() >= BATCH_BYTES {
-                out.write_all(&buffer).map_err(|error| failed(spec, error))?;
-                buffer.clear();
             }
         }
     }
-    out.write_all(&buffer).and_then(|()| out.flush()).map_err(|error| failed(spec, error))?;
+    sink.end().map_err(|why| failed(spec, why))?;
     Ok(rows)
 }
 
@@ -103,6 +149,9 @@ pub fn import_table(
     with_type!(spec.value, V => import::<V>(worker, (table, spec), format, input))
 }
 
+/// Appends the values of the next row, and returns its key; `None` at the end.
+type Next<'a, V> = dyn FnMut(&mut Vec<V>) -> std::result::Result<Option<u64>, String> + 'a;
+
 fn import<V: Value + FromStr>(
     worker: &mut Worker,
     (table, spec): (Table, &TableSpec),
@@ -110,15 +159,16 @@ fn import<V: Value + FromStr>(
     input: &mut impl BufRead,
 ) -> Result<u64> {
     let mut batch = Batch::<V> { keys: Vec::new(), lengths: Vec::new(), values: Vec::new() };
+    let mut next: Box<Next<'_, V>> = match format {
+        Format::Text => Box::new(|values| read_line(input, values)),
+        Format::Binary => Box::new(|values| read_record(spec, input, values)),
+        Format::Arrow => arrow::rows(spec, input)?,
+    };
     let mut rows = 0;
     loop {
         let begin = batch.values.len();
-        let row = match format {
-            Format::Text => read_line(input, &mut batch.values),
-            Format::Binary => read_record(spec, input, &mut batch.values),
-        };
         let named = |why: String| failed(spec, format!("row {}: {why}", rows + 1));
-        let Some(key) = row.map_err(named)? else { break };
+        let Some(key) = next(&mut batch.values).map_err(named)? else { break };
         let count = batch.values.len() - begin;
         if spec.width > 0 && count != spec.width as usize {
             let why = format!("key {key} comes with {count} values, and rows have {}", spec.width);

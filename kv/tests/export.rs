@@ -12,6 +12,12 @@ use support::{Servers, any, config};
 
 const KEYS: u64 = 3000;
 
+/// Those that this build has.
+const FORMATS: &[Format] = match cfg!(feature = "arrow") {
+    true => &[Format::Text, Format::Binary, Format::Arrow],
+    false => &[Format::Text, Format::Binary],
+};
+
 fn servers(count: usize) -> Servers {
     Servers::start(any(), count, &config(64, 1 << 28), &Handles::default())
 }
@@ -55,7 +61,7 @@ fn tables_are_equal_in_another_number_of_servers() {
     fill(&mut worker);
     let part = KeyRange::new(0, u64::MAX / KEYS * 100).unwrap();
     for (keys, rows) in [(KeyRange::ALL, KEYS), (part, 100)] {
-        for format in [Format::Text, Format::Binary] {
+        for &format in FORMATS {
             let to = servers(3);
             let mut other = to.worker();
             for spec in specs() {
