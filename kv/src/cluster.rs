@@ -325,8 +325,8 @@ impl Cluster {
         self.scheduler.borrow().now()
     }
 
-    /// Lets `use_it` make and answer requests to other nodes, and sends them. Requests to the
-    /// scheduler are answered here, and whenever this driver waits for something.
+    /// Lets `use_it` make and answer requests to other nodes, and sends them. Requests to this
+    /// driver are answered here, and whenever it waits for something.
     ///
     /// # Errors
     /// [`Error::NodeLost`].
@@ -339,8 +339,7 @@ impl Cluster {
     ///
     /// # Errors
     /// [`Error::Timeout`] names the nodes that have not answered, and the caller may wait again;
-    /// [`Error::Config`] if there is no such node, or this driver has not started the cluster;
-    /// [`Error::NodeLost`].
+    /// [`Error::Config`] if there is no such node; [`Error::NodeLost`].
     pub fn wait_for(&mut self, request: RequestId, timeout: Duration) -> Result<Vec<Answered>> {
         self.scheduler.borrow_mut().wait_for(request, timeout)
     }

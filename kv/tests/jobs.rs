@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use caravan_kv::consistency::Model;
 use caravan_kv::{
-    App, Apps, Cluster, ClusterConfig, Error, Handles, Jobs, Launch, NodeConfig, TableSpec, Target,
-    ValueType, WorkerNode,
+    Answered, App, Apps, Asked, Cluster, ClusterConfig, Desk, Error, Group, Handles, Jobs, Launch,
+    NodeConfig, NodeName, TableSpec, Target, ValueType, WorkerNode,
 };
 use caravan_van::sim::{Faults, Network, for_each_seed};
 use serde_json::{Value, json};
@@ -81,8 +81,28 @@ impl Endless {
     }
 }
 
+/// Asks the driver of its task for its name; returns who has answered, and what.
+struct AsksDriver;
+
+impl App for AsksDriver {
+    fn run(&mut self, node: &mut WorkerNode, _: Value) -> Result<Value, String> {
+        let to = node.driver();
+        let asked = node.desk(|desk| desk.ask(to, "name", 0, b"")).and_then(|asked| asked);
+        let answers = asked.and_then(|asked| node.wait_for(asked, Duration::from_secs(10)));
+        let Answered { node, outcome } = answers.map_err(|error| error.to_string())?.remove(0);
+        Ok(json!([node.to_string(), String::from_utf8(outcome?).unwrap()]))
+    }
+}
+
+/// Answers with the name of who asks.
+fn who(desk: &mut Desk, asked: Asked) {
+    desk.answer(asked.token, asked.from.to_string().as_bytes()).unwrap();
+}
+
 fn launch() -> Launch {
     let apps = Apps::default().with("adds", || Box::new(Adds::default()));
+    let apps = apps.with("asks driver", || Box::new(AsksDriver));
+    let apps = apps.with_responder("who", || Box::new(who));
     Launch::Simulated(Handles::default(), apps.with("endless", || Box::new(Endless)))
 }
 
@@ -148,6 +168,51 @@ fn jobs_in_turn_and_at_once_have_tables_apps_and_clocks_of_their_own() {
         client.set_namespace("");
         assert_eq!(client.drop_tables("").unwrap(), 1);
         drop(client);
+        own.shutdown().unwrap();
+    });
+    launcher.join().unwrap_or_else(|stopped| panic!("{stopped}"));
+}
+
+/// The driver of each job asks nodes, and answers the workers that run its tasks.
+#[test]
+fn drivers_from_outside_ask_and_answer() {
+    let network = Network::new(6, Faults::jittery());
+    let launcher = network.spawn("launcher", |network| {
+        let config = ClusterConfig { servers: 1, workers: 2, ..ClusterConfig::default() };
+        let own = Cluster::launch(&config, launch()).unwrap();
+        let attach = |job: &str| Cluster::attach(&own.config().node, job).unwrap();
+        let [a, b] = ["a", "b"].map(attach);
+        let mut drivers = [("the scheduler", own), ("driver 1", a), ("driver 2", b)];
+        for (name, cluster) in &mut drivers {
+            let name = *name;
+            let answers = move |desk: &mut Desk, asked: Asked| {
+                desk.answer(asked.token, name.as_bytes()).unwrap();
+            };
+            cluster.desk(|desk| desk.set_responder("name", answers)).unwrap();
+            let asked = cluster.desk(|desk| desk.ask(Group::WORKERS, "who", 0, b""));
+            let answers = cluster.wait_for(asked.unwrap().unwrap(), Duration::from_secs(10));
+            let answers = answers.unwrap();
+            assert_eq!(answers.len(), 2);
+            assert!(answers.iter().all(|it| it.outcome.as_deref() == Ok(name.as_bytes())));
+        }
+        let tasks = drivers.each_mut().map(|(_, cluster)| {
+            cluster.submit(Target::Workers, "asks driver", &Value::Null).unwrap()
+        });
+        for ((name, cluster), task) in drivers.iter_mut().zip(tasks) {
+            assert_eq!(cluster.wait(task).unwrap(), vec![json!([name, name]); 2]);
+        }
+        let [(_, mut own), (_, mut a), (_, b)] = drivers;
+        let error = a.meet(Group::WORKERS, "here").unwrap_err().to_string();
+        assert!(error.contains("driver 1 is none of workers"), "{error}");
+        b.shutdown().unwrap();
+        network.sleep(Duration::from_secs(1));
+        for gone in [2, 3] {
+            let asked = own.desk(|desk| desk.ask(NodeName::Driver(gone), "name", 0, b""));
+            let error = own.wait_for(asked.unwrap().unwrap(), Duration::from_secs(10));
+            let error = error.unwrap_err().to_string();
+            assert!(error.contains(&format!("there is no driver {gone}")), "{error}");
+        }
+        a.shutdown().unwrap();
         own.shutdown().unwrap();
     });
     launcher.join().unwrap_or_else(|stopped| panic!("{stopped}"));

@@ -292,7 +292,7 @@ pub(crate) enum Command {
     /// Answered with the number of the first of these tasks that a wait for would be answered at
     /// once. Another such question takes the place of one that is not answered.
     First { tasks: Vec<u64> },
-    /// What concerns other nodes. Only the driver that started the cluster may ask.
+    /// What concerns other nodes.
     Post(Post),
     /// Answered with [`Losses`] when a loss has ended the cluster, or more server threads are lost
     /// than these.

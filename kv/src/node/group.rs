@@ -16,6 +16,8 @@ pub enum NodeName {
     Server(usize),
     /// The worker of this rank.
     Worker(usize),
+    /// A driver that has joined the cluster to run a job of its own, by its number.
+    Driver(u32),
 }
 
 impl NodeName {
@@ -34,6 +36,7 @@ impl fmt::Display for NodeName {
             NodeName::Scheduler => f.write_str("the scheduler"),
             NodeName::Server(rank) => write!(f, "{} {rank}", Role::Server),
             NodeName::Worker(rank) => write!(f, "{} {rank}", Role::Worker),
+            NodeName::Driver(number) => write!(f, "driver {number}"),
         }
     }
 }
@@ -58,6 +61,7 @@ impl Group {
             NodeName::Scheduler => Group::SCHEDULER,
             NodeName::Server(_) => Group::SERVERS,
             NodeName::Worker(_) => Group::WORKERS,
+            NodeName::Driver(_) => return false,
         };
         self.0 & of.0 != 0
     }
@@ -90,6 +94,8 @@ pub enum Recipients {
     Node(NodeName),
     /// Every node of a group that is not lost, also the one that asks if it belongs to it.
     Group(Group),
+    /// The driver of this task, which the worker that asks runs: [`crate::WorkerNode::driver`].
+    DriverOf(u64),
 }
 
 impl From<NodeName> for Recipients {
@@ -109,6 +115,7 @@ impl fmt::Display for Recipients {
         match self {
             Recipients::Node(node) => node.fmt(f),
             Recipients::Group(group) => group.fmt(f),
+            Recipients::DriverOf(task) => write!(f, "the driver of task {task}"),
         }
     }
 }

@@ -328,6 +328,7 @@ impl Members {
             _ if !self.complete => return Err("not all nodes have joined".to_owned()),
             Recipients::Group(group) => return Ok(self.of_group(group).collect()),
             Recipients::Node(node) => node,
+            Recipients::DriverOf(task) => return Err(format!("task {task} is none of a worker")),
         };
         if self.of_group(Group::ALL).any(|live| live == node) {
             return Ok([node].into());

@@ -15,7 +15,7 @@ use super::barriers::Party;
 use super::choice::{self, Candidate};
 use super::control::{Join, Role, Roster, Step, Target, identity, is_within, within};
 use super::desk::{Answered, AtDesk, Desk, RequestId, Responder, Responders};
-use super::group::Group;
+use super::group::{Group, Recipients};
 use super::heartbeat;
 use super::member::{Member, Work};
 use super::messages;
@@ -116,6 +116,12 @@ impl WorkerNode {
     /// [`Error::NodeLost`] names any node that was lost meanwhile.
     pub fn desk<T>(&mut self, use_it: impl FnOnce(&mut Desk) -> T) -> Result<T> {
         self.member.borrow_mut().with_desk(use_it)
+    }
+
+    /// The driver of the task that runs, for requests: the one that started the cluster, or one
+    /// that has joined it.
+    pub fn driver(&self) -> Recipients {
+        Recipients::DriverOf(self.task)
     }
 
     /// Waits until a request to other nodes is complete, and returns their answers, in order of the

@@ -13,6 +13,7 @@ use super::super::barriers::NAME_BYTES_MAX;
 use super::super::control::{
     Command, JobStatus, Losses, Order, Program, Report, Role, Submitted, TASKS_MAX, Target, Waited,
 };
+use super::super::group::NodeName;
 use super::plane::Plane;
 use super::tasks::{At, NewTask, Tasks, What};
 
@@ -94,6 +95,26 @@ impl Jobs {
     /// Adds a driver, of this job if it has one already.
     pub(super) fn add_driver(&mut self, peer: PeerId, job: Option<String>) {
         self.drivers.insert(peer, Driver { job, ..Driver::default() });
+    }
+
+    /// What others call the driver at this lane, once it has a job.
+    pub(super) fn name(&self, peer: PeerId) -> Option<NodeName> {
+        let driver = self.drivers.get(&peer)?;
+        match driver.node {
+            0 => driver.job.is_some().then_some(NodeName::Scheduler),
+            number => Some(NodeName::Driver(number)),
+        }
+    }
+
+    /// The driver of a task that this node runs.
+    ///
+    /// # Errors
+    /// The reason why there is none.
+    pub(super) fn driver_of(&self, node: NodeName, task: u64) -> Result<NodeName, String> {
+        let NodeName::Worker(rank) = node else { return Err(format!("{node} runs no tasks")) };
+        let owner = self.tasks.run_by(At { task, rank }).map(|(owner, _)| owner);
+        let none = || format!("{node} does not run task {task}, or its driver is gone");
+        owner.and_then(|owner| self.name(owner)).ok_or_else(none)
     }
 
     /// Gives a driver from outside the job of this name, at once or when an earlier one has ended.
@@ -198,6 +219,7 @@ impl Jobs {
             if let Some((timestamp, job)) = driver.begins.take_if(|(_, job)| has_ended(job)) {
                 *guests += 1;
                 driver.node = *guests;
+                plane.guests.insert(*guests, peer);
                 tracing::info!(job, "begins");
                 driver.job = Some(job);
                 plane.tell(peer, timestamp, &());
@@ -213,6 +235,7 @@ impl Jobs {
     /// Goes on without a driver: nobody waits for its tasks, and its job ends.
     pub(super) fn lose_driver(&mut self, plane: &mut Plane, peer: PeerId) {
         let Some(driver) = self.drivers.remove(&peer) else { return };
+        plane.guests.remove(&driver.node);
         self.tasks.disown(peer);
         self.send_ready(plane);
         self.orphans.extend(driver.job);

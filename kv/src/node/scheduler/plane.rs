@@ -1,6 +1,6 @@
 //! What all parts of the scheduler's thread share: its endpoint, and who is at the other ends.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use caravan_van::{Endpoint, PeerId};
@@ -16,6 +16,8 @@ pub(super) struct Plane {
     pub(super) members: Members,
     /// The lane of the driver that started the cluster.
     pub(super) launcher: Option<PeerId>,
+    /// The lanes of drivers from outside that have a job, by their numbers.
+    pub(super) guests: BTreeMap<u32, PeerId>,
     /// The first node whose loss ends the cluster, which everybody was told.
     pub(super) lost: Option<Loss>,
     /// Members that have not been told of the last lost server.
@@ -32,6 +34,7 @@ impl Plane {
     pub(super) fn lane(&self, node: NodeName) -> Option<PeerId> {
         match node {
             NodeName::Scheduler => self.launcher,
+            NodeName::Driver(number) => self.guests.get(&number).copied(),
             NodeName::Server(rank) => self.members.lane(Seat { role: Role::Server, rank }),
             NodeName::Worker(rank) => self.members.lane(Seat { role: Role::Worker, rank }),
         }

@@ -7,9 +7,10 @@ use caravan_van::PeerId;
 use super::super::barriers::{Barriers, NAME_BYTES_MAX, Party, Waiting};
 use super::super::control::{Acknowledged, Order, Post};
 use super::super::desk::BODY_BYTES_MAX;
-use super::super::group::NodeName;
+use super::super::group::{NodeName, Recipients};
 use super::super::members::{Members, Violation};
 use super::exchange::{Batch, Exchange, Question};
+use super::jobs::Jobs;
 use super::plane::Plane;
 use super::tasks::Tasks;
 
@@ -50,11 +51,11 @@ impl Posts {
     pub(super) fn take_in(
         &mut self,
         plane: &mut Plane,
-        tasks: &Tasks,
+        jobs: &Jobs,
         sender: Waiting,
         post: Post,
     ) -> Result<(), Violation> {
-        let replies = self.enter(&plane.members, tasks, sender, post)?;
+        let replies = self.enter(plane, jobs, sender, post)?;
         self.reply(plane, replies);
         Ok(())
     }
@@ -62,8 +63,8 @@ impl Posts {
     /// Enters what a node wants; returns what is to be answered now.
     fn enter(
         &mut self,
-        members: &Members,
-        tasks: &Tasks,
+        plane: &Plane,
+        jobs: &Jobs,
         sender: Waiting,
         post: Post,
     ) -> Result<Vec<Reply>, Violation> {
@@ -73,7 +74,7 @@ impl Posts {
                 check(responder.len(), NAME_BYTES_MAX)?;
                 check(body.0.len(), BODY_BYTES_MAX)?;
                 let question = Question { asker: from, id, responder, command, body };
-                let nodes = members.named(to);
+                let nodes = recipients(plane, jobs, from, to);
                 let asked =
                     nodes.and_then(|nodes| self.exchange.ask(&question, &nodes).map(|()| nodes));
                 asked.map(Acknowledged::Asked)
@@ -86,7 +87,7 @@ impl Posts {
             }
             Post::Barrier { party, name } => {
                 check(name.len(), NAME_BYTES_MAX)?;
-                match nodes_of(members, tasks, from, party) {
+                match nodes_of(&plane.members, &jobs.tasks, from, party) {
                     Ok(nodes) => return Ok(self.arrive(sender, party, name, nodes)),
                     Err(why) => Err(why),
                 }
@@ -156,6 +157,24 @@ impl Posts {
             }
         }
     }
+}
+
+/// The nodes that a request of this node goes to.
+///
+/// # Errors
+/// The reason why there are none.
+fn recipients(
+    plane: &Plane,
+    jobs: &Jobs,
+    from: NodeName,
+    to: Recipients,
+) -> Result<BTreeSet<NodeName>, String> {
+    let driver = match to {
+        Recipients::DriverOf(task) => jobs.driver_of(from, task)?,
+        Recipients::Node(node @ NodeName::Driver(_)) => node,
+        _ => return plane.members.named(to),
+    };
+    plane.lane(driver).map(|_| [driver].into()).ok_or_else(|| format!("there is no {driver}"))
 }
 
 /// The nodes that a barrier of this party is for.

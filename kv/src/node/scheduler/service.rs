@@ -5,7 +5,7 @@
 //! messages. The one that started the cluster proves by its incarnation who it is; others have jobs
 //! of their own.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -83,7 +83,14 @@ impl Service {
         let members = Members::new(&config, endpoint.lanes.now());
         let launcher = Launcher { identity: driver, is_gone: false, ends: None };
         Ok(Service {
-            plane: Plane { endpoint, members, launcher: None, lost: None, untold: BTreeSet::new() },
+            plane: Plane {
+                endpoint,
+                members,
+                launcher: None,
+                guests: BTreeMap::new(),
+                lost: None,
+                untold: BTreeSet::new(),
+            },
             config,
             own,
             launcher,
@@ -210,7 +217,9 @@ impl Service {
 
     fn lose(&mut self, peer: PeerId, reason: &str) {
         self.launcher.is_gone |= self.plane.launcher == Some(peer);
+        let driver = self.jobs.name(peer).filter(|it| *it != NodeName::Scheduler);
         self.jobs.lose_driver(&mut self.plane, peer);
+        driver.into_iter().for_each(|it| self.posts.lose(&mut self.plane, it, reason));
         if let Some(seat) = self.plane.members.leave(peer, reason) {
             self.check_members();
             let goes_on = self.plane.lost.is_none() && self.ended.is_none();
@@ -267,8 +276,8 @@ impl Service {
         let now = self.plane.now();
         let is_launcher = self.plane.launcher == Some(peer);
         if message.kind() != Kind::Request {
-            if is_launcher {
-                self.posts.taken(&mut self.plane, NodeName::Scheduler, timestamp);
+            if let Some(node) = self.jobs.name(peer) {
+                self.posts.taken(&mut self.plane, node, timestamp);
             }
             return Ok(());
         }
@@ -318,13 +327,9 @@ impl Service {
                 let submitted = jobs.forget(plane, Some(peer), control::within(&job, &part));
                 plane.tell(peer, timestamp, &submitted);
             }
-            Command::Post(post) if is_launcher => {
-                let sender = Waiting { node: NodeName::Scheduler, peer, timestamp };
-                return posts.take_in(plane, &jobs.tasks, sender, post);
-            }
-            Command::Post(_) => {
-                let why = "only the driver that started the cluster may ask other nodes";
-                plane.refuse(peer, timestamp, why);
+            Command::Post(post) => {
+                let node = jobs.name(peer).ok_or(Violation::Job)?;
+                return posts.take_in(plane, jobs, Waiting { node, peer, timestamp }, post);
             }
             Command::Wait { task } => jobs.wait(plane, peer, (timestamp, task)),
             Command::First { tasks } => jobs.wait_first(plane, peer, (timestamp, tasks)),
@@ -382,7 +387,7 @@ impl Service {
             Ask::Post(post) => {
                 let Seat { role, rank } = self.plane.members.of(peer, "other nodes")?;
                 let sender = Waiting { node: NodeName::of(role, rank), peer, timestamp };
-                self.posts.take_in(&mut self.plane, &self.jobs.tasks, sender, post)
+                self.posts.take_in(&mut self.plane, &self.jobs, sender, post)
             }
             Ask::Spawn { task, target, app, body } => {
                 let seat = self.plane.members.of(peer, "a sub-task")?;
