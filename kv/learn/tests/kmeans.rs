@@ -6,9 +6,11 @@
 
 mod support;
 
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 
-use caravan_kv::{Apps, Cluster, ClusterConfig, Handles, Launch};
+use caravan_kv::node::{run_server, run_worker};
+use caravan_kv::{Apps, Cluster, ClusterConfig, Handles, Launch, NodeConfig};
 use caravan_learn::kmeans::{self, Batches, Points, Problem, Progress, Trained};
 use caravan_van::sim::{Faults, Hosts, Network};
 
@@ -26,6 +28,7 @@ fn train(cluster: &mut Cluster, problem: &Problem) -> (Trained, Vec<Progress>) {
     assert!(bits(trained.centres.values()) == bits(centres.values()), "to the bit");
     assert!((trained.objective / objective - 1.0).abs() < 1e-12);
     assert_eq!(rows.len(), problem.stages.len());
+    assert!(rows.iter().all(|row| row.handover_bytes == 0), "{rows:?}");
     (trained, rows)
 }
 
@@ -49,6 +52,35 @@ fn three_stages_on_images_equal_one_thread_to_the_bit() {
     let other = Problem { seed: 2, stages, ..problem };
     assert_ne!(train(&mut cluster, &other).0.centres, trained.centres);
     cluster.shutdown().unwrap();
+}
+
+/// Workers of several processes: centres go to those that have none by requests between nodes.
+#[test]
+fn centres_pass_between_processes_without_the_servers() {
+    let file = heaps(300);
+    let scheduler = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let data_root = Some(std::env::temp_dir());
+    let node = NodeConfig { scheduler, data_root, ..NodeConfig::default() };
+    let config = ClusterConfig { workers: 3, node: node.clone(), ..ClusterConfig::default() };
+    let mut nodes = Vec::new();
+    for rank in 0..3 {
+        let node = node.clone();
+        // A store of its own, as each process has.
+        let run = move || run_worker(&node, Some(rank), &kmeans::apps(Apps::default()), false);
+        nodes.push(std::thread::spawn(run));
+    }
+    let server = move || run_server(&node, Some(0), 1, &Handles::default(), false);
+    nodes.push(std::thread::spawn(server));
+    let mut cluster = Cluster::launch(&config, Launch::External).unwrap();
+    let stages = [(1, 50), (3, 100), (1, 60), (2, 80)];
+    let stages = stages.map(|(workers, batch)| batches(workers, batch, 2));
+    train(&mut cluster, &Problem::new(vec![file.clone()], 4, stages.to_vec()));
+    // Stages of no batches hand on what they got.
+    let idle = vec![batches(1, 50, 2), batches(3, 50, 0), batches(2, 50, 1)];
+    train(&mut cluster, &Problem::new(vec![file.clone()], 4, idle));
+    cluster.shutdown().unwrap();
+    nodes.into_iter().for_each(|node| node.join().unwrap().unwrap());
+    std::fs::remove_file(file).unwrap();
 }
 
 #[test]

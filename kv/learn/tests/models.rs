@@ -14,8 +14,8 @@ use caravan_learn::task::schedule::Greedy;
 use caravan_learn::task::{Engine, ModelStore, Models, Part, Stage, Trigger, Wants};
 use serde_json::{Value, json};
 
-/// Takes the model of the stage before, adds 1 to each byte, and keeps it. Returns its length, its
-/// first byte, and the messages to and from servers.
+/// Takes the model of the stage before, or reads it where several do, adds 1 to each byte, and
+/// keeps it. Returns its length, its first byte, and the messages to and from servers.
 struct Trains {
     models: Models,
 }
@@ -29,6 +29,11 @@ impl App for Trains {
         };
         let before = traffic(node);
         let model = match part.body["from"].as_u64() {
+            Some(from) if part.body["reads"] == true => {
+                let model = self.models.read(node, "weights", &[from as usize])?;
+                node.barrier("read").map_err(|error| error.to_string())?;
+                model
+            }
             Some(from) => self.models.take(node, "weights", from as usize)?,
             None => vec![0; part.body["bytes"].as_u64().unwrap_or(0) as usize].into(),
         };
@@ -104,6 +109,32 @@ fn models_pass_between_workers_without_the_servers() {
 }
 
 #[test]
+fn several_workers_read_a_model_that_stays() {
+    let (mut cluster, stores, nodes) = apart();
+    // Of two pieces, of one, and of none.
+    for (bytes, pieces) in [(300_000, 2), (7, 1), (0, 1)] {
+        cluster.begin("job").unwrap();
+        let before = stores[0].pieces_sent();
+        let stage = |body: Value, workers: &[usize]| {
+            let wants = Wants::These(workers.iter().copied().collect());
+            Stage::new("trains", body, wants)
+        };
+        let mut engine = Engine::new(&mut cluster, Greedy, Trigger::AT_ONCE);
+        let reads = stage(json!({ "from": 0, "reads": true }), &[0, 1]);
+        engine.submit(vec![stage(json!({ "bytes": bytes }), &[0]), reads].into_iter());
+        let outcome = engine.run().unwrap().remove(0).unwrap().unwrap();
+        let first = if bytes == 0 { Value::Null } else { json!(2) };
+        assert_eq!(outcome.results, vec![json!([bytes, first, 0]); 2]);
+        assert_eq!(stores[0].pieces_sent() - before, pieces, "to the worker of another process");
+        assert_eq!(stores.iter().map(ModelStore::len).collect::<Vec<_>>(), [1, 1]);
+        cluster.end().unwrap();
+        assert!(stores.iter().all(ModelStore::is_empty));
+    }
+    cluster.shutdown().unwrap();
+    nodes.into_iter().for_each(|node| node.join().unwrap().unwrap());
+}
+
+#[test]
 fn in_one_process_nothing_is_sent() {
     let (store, apps) = apps();
     let config = ClusterConfig { workers: 2, ..ClusterConfig::default() };
@@ -111,7 +142,7 @@ fn in_one_process_nothing_is_sent() {
     let mut cluster = Cluster::launch(&config, launch).unwrap();
     cluster.begin("job").unwrap();
     assert_eq!(train(&mut cluster, 9, &[0, 1, 0]).unwrap(), json!([9, 3, 0]));
-    assert_eq!(store.len(), 1);
+    assert_eq!((store.len(), store.pieces_sent()), (1, 0));
     cluster.end().unwrap();
     assert!(store.is_empty());
     cluster.shutdown().unwrap();

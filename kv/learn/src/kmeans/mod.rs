@@ -5,6 +5,7 @@
 //! in this stage, and their number. In an iteration the workers of the stage share a batch, assign
 //! its points to the centres that follow from the sums, and add them. So a centre is the mean of
 //! all points that it got in the stage. The next stage begins with these centres and with new sums.
+//! Centres pass from worker to worker, without the servers ([`crate::task::Models`]).
 //!
 //! Tables are under BSP. Where coordinates are whole numbers, as pixels are, all sums are exact,
 //! and a run with any numbers of workers equals [`serial`] to the bit.

@@ -1,12 +1,12 @@
 //! The driver's side: a task of stages.
 
-use caravan_kv::Cluster;
 use caravan_kv::error::with_sources;
+use caravan_kv::{Cluster, Target};
 use serde::Serialize;
 use std::sync::atomic::Ordering;
 
 use super::centres::Centres;
-use super::worker::{APP, Order, Report, centres_spec};
+use super::worker::{APP, Left, Order, PUBLISH, Report, centres_spec};
 use super::{Batches, Problem};
 use crate::task::schedule::Greedy;
 use crate::task::{Ended, Engine, Stage, Task, Trigger, Wants};
@@ -32,6 +32,8 @@ pub struct Progress {
     pub seconds: f64,
     /// The same for each of a stage's workers.
     pub worker_seconds: f64,
+    /// Bytes that went to and from servers while workers passed centres from stage to stage.
+    pub handover_bytes: u64,
 }
 
 /// The result.
@@ -67,6 +69,7 @@ pub fn train(
     let task = Stages {
         problem,
         begun: 0,
+        from: Vec::new(),
         first: 0,
         seconds: 0.0,
         worker_seconds: 0.0,
@@ -79,10 +82,11 @@ pub fn train(
     if let Some(Err(reason)) = outcome {
         return Err(Error::Train { reason });
     }
-    let Some((last, dimensions)) = last else {
+    let Some(Finished { progress: last, dimensions, worker }) = last else {
         return Err(Error::Train { reason: "no stage has ended".to_owned() });
     };
-    let centres = centres(cluster, problem.clusters, dimensions).map_err(failed)?;
+    let left = Left { stage: last.stage, clusters: problem.clusters, dimensions };
+    let centres = centres(cluster, worker, &left).map_err(failed)?;
     cluster.end().map_err(failed)?;
     let Progress { stage, objective, seconds, worker_seconds, .. } = last;
     let stages = stage + 1;
@@ -103,8 +107,12 @@ fn failed(error: caravan_kv::Error) -> Error {
     Error::Train { reason: with_sources(&error) }
 }
 
-/// Reads the table of centres.
-fn centres(cluster: &Cluster, clusters: usize, dimensions: usize) -> caravan_kv::Result<Centres> {
+/// The centres that a worker has from the last stage.
+fn centres(cluster: &mut Cluster, worker: usize, left: &Left) -> caravan_kv::Result<Centres> {
+    let published = serde_json::to_value(left)?;
+    let published = cluster.submit(Target::Worker(worker), PUBLISH, &published)?;
+    cluster.wait(published)?;
+    let Left { clusters, dimensions, .. } = *left;
     let mut client = cluster.client()?;
     let table = client.create_table(&centres_spec(clusters, dimensions))?;
     let keys: Vec<u64> = (0..clusters as u64).collect();
@@ -116,12 +124,22 @@ fn centres(cluster: &Cluster, clusters: usize, dimensions: usize) -> caravan_kv:
 struct Stages<'a, P> {
     problem: &'a Problem,
     begun: usize,
+    /// The workers of the last stage.
+    from: Vec<usize>,
     first: u64,
     seconds: f64,
     worker_seconds: f64,
     progress: P,
-    /// The last progress, and the coordinates of a point.
-    last: &'a mut Option<(Progress, usize)>,
+    last: &'a mut Option<Finished>,
+}
+
+/// The last stage that has ended.
+struct Finished {
+    progress: Progress,
+    /// Coordinates of a point.
+    dimensions: usize,
+    /// A worker that has its centres.
+    worker: usize,
 }
 
 impl<P: FnMut(&Progress)> Stages<'_, P> {
@@ -139,11 +157,20 @@ impl<P: FnMut(&Progress)> Stages<'_, P> {
         self.seconds += took;
         self.worker_seconds += took * workers as f64;
         let Stages { seconds, worker_seconds, .. } = *self;
-        let objective = reports.iter().map(|report| report.objective).sum();
-        let progress =
-            Progress { stage, workers, batch, iterations, objective, seconds, worker_seconds };
+        let progress = Progress {
+            stage,
+            workers,
+            batch,
+            iterations,
+            objective: reports.iter().map(|report| report.objective).sum(),
+            seconds,
+            worker_seconds,
+            handover_bytes: reports.iter().map(|report| report.handover_bytes).sum(),
+        };
         (self.progress)(&progress);
-        *self.last = Some((progress, reports.first()?.dimensions));
+        self.from.clone_from(&last.workers);
+        let (dimensions, worker) = (reports.first()?.dimensions, *last.workers.first()?);
+        *self.last = Some(Finished { progress, dimensions, worker });
         Some(())
     }
 }
@@ -157,7 +184,8 @@ impl<P: FnMut(&Progress)> Task for Stages<'_, P> {
         }
         let batches = *stages.get(self.begun)?;
         let (clusters, seed, first) = (*clusters, *seed, self.first);
-        let order = Order { files: files.clone(), clusters, seed, batches, first };
+        let from = self.from.clone();
+        let order = Order { files: files.clone(), clusters, seed, batches, first, from };
         self.begun += 1;
         self.first += batches.iterations * batches.batch as u64;
         let body = serde_json::to_value(order).ok()?;

@@ -13,12 +13,15 @@ use super::centres::Centres;
 use super::points::{DataStore, Points};
 use super::{Batches, check_points, order, share};
 use crate::data_root::DataRoot;
-use crate::task::Part;
+use crate::task::{ModelStore, Models, Part};
 
 /// Name of this app.
 pub(super) const APP: &str = "kmeans";
 
-/// Id of the table of centres; those of stages follow.
+/// Name of the app that publishes the centres of a stage, and of the responder that hands them on.
+pub(super) const PUBLISH: &str = "kmeans centres";
+
+/// Id of the table of the last centres; those of stages follow.
 const CENTRES: u32 = 1;
 
 /// Simulated time for one coordinate of a point and one centre.
@@ -26,8 +29,13 @@ const ENTRY: Duration = Duration::from_nanos(1);
 
 /// Adds the app to those of a cluster whose workers train.
 pub fn apps(apps: Apps) -> Apps {
+    let (models, apps) = ModelStore::named(apps, PUBLISH);
+    let kept = models.clone();
+    let apps = apps.with(PUBLISH, move || Box::new(Publishes { models: kept.models() }));
     let store = Arc::new(DataStore::default());
-    apps.with(APP, move || Box::new(Kmeans { store: store.clone(), loaded: None }))
+    apps.with(APP, move || {
+        Box::new(Kmeans { store: store.clone(), models: models.models(), loaded: None })
+    })
 }
 
 /// The input of a stage.
@@ -39,6 +47,8 @@ pub(super) struct Order {
     pub(super) batches: Batches,
     /// Points that the stages before have taken.
     pub(super) first: u64,
+    /// The workers of the stage before, which have its centres.
+    pub(super) from: Vec<usize>,
 }
 
 /// What a worker says of a stage.
@@ -46,6 +56,16 @@ pub(super) struct Order {
 pub(super) struct Report {
     /// Of its share of all points, with the centres at the end.
     pub(super) objective: f64,
+    pub(super) dimensions: usize,
+    /// Bytes to and from servers while it got its first centres and passed its last ones on.
+    pub(super) handover_bytes: u64,
+}
+
+/// What a stage has left, for [`PUBLISH`].
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Left {
+    pub(super) stage: usize,
+    pub(super) clusters: usize,
     pub(super) dimensions: usize,
 }
 
@@ -64,9 +84,47 @@ fn sums_spec(clusters: usize, dimensions: usize, stage: usize, workers: usize) -
     spec.keys(keys).dense().consistency(Model::Bsp, workers as u32)
 }
 
+/// The name of a stage's centres.
+fn model(stage: usize) -> String {
+    format!("centres {stage}")
+}
+
+/// Pushes the centres that this worker has from a stage, so that the driver may read them.
+struct Publishes {
+    models: Models,
+}
+
+impl App for Publishes {
+    fn run(
+        &mut self,
+        node: &mut WorkerNode,
+        input: serde_json::Value,
+    ) -> Result<serde_json::Value, String> {
+        let left = serde_json::from_value(input).map_err(|error| error.to_string())?;
+        let Left { stage, clusters, dimensions } = left;
+        let from = node.rank;
+        let centres = centres_of(dimensions, &self.models.read(node, &model(stage), &[from])?);
+        let keys: Vec<u64> = (0..clusters as u64).collect();
+        let worker = &mut node.worker;
+        let pushed = worker.create_table(&centres_spec(clusters, dimensions)).and_then(|table| {
+            let pushed = worker.push(table, &keys, centres.values())?;
+            worker.wait(pushed)
+        });
+        pushed.map_err(|error| error.to_string())?;
+        Ok(serde_json::Value::Null)
+    }
+}
+
+/// Centres from the bytes in which they pass from stage to stage.
+fn centres_of(dimensions: usize, bytes: &[u8]) -> Centres {
+    let (values, _) = bytes.as_chunks::<8>();
+    Centres::new(dimensions, values.iter().map(|value| f64::from_le_bytes(*value)).collect())
+}
+
 /// One worker.
 struct Kmeans {
     store: Arc<DataStore>,
+    models: Models,
     loaded: Option<Loaded>,
 }
 
@@ -86,15 +144,48 @@ impl App for Kmeans {
     ) -> Result<serde_json::Value, String> {
         let (part, rank) = Part::of(node, input)?;
         let order = serde_json::from_value(part.body).map_err(|error| error.to_string())?;
-        let loaded = self.load(node, &order)?;
+        self.load(node, &order)?;
+        let loaded = self.loaded.as_ref().ok_or("there are no points")?;
+        let dimensions = loaded.points.dimensions();
+        let before = traffic(node);
+        let first = first_centres(&mut self.models, loaded, node, (&order, part.stage))?;
+        let taken = traffic(node) - before;
         let mut stage = Stage { node, loaded, order: &order, rank, stage: part.stage };
-        let report = stage.run().map_err(|error| error.to_string())?;
-        serde_json::to_value(report).map_err(|error| error.to_string())
+        let (centres, objective) = stage.run(&first).map_err(|error| error.to_string())?;
+        let trained = traffic(node);
+        let bytes: Vec<u8> = centres.values().iter().flat_map(|it| it.to_le_bytes()).collect();
+        self.models.keep(node, &model(part.stage), bytes);
+        let handover_bytes = taken + traffic(node) - trained;
+        serde_json::to_value(Report { objective, dimensions, handover_bytes })
+            .map_err(|error| error.to_string())
     }
 }
 
+/// Bytes to and from the servers.
+fn traffic(node: &WorkerNode) -> u64 {
+    let counters = node.worker.counters();
+    counters.bytes_sent + counters.bytes_received
+}
+
+/// The centres with which a stage begins: points, or what the stage before has left.
+fn first_centres(
+    models: &mut Models,
+    loaded: &Loaded,
+    node: &mut WorkerNode,
+    (order, stage): (&Order, usize),
+) -> Result<Centres, String> {
+    let Some(before) = stage.checked_sub(1) else {
+        return Ok(Centres::at(&loaded.points, &loaded.order[..order.clusters]));
+    };
+    let centres = models.read(node, &model(before), &order.from)?;
+    // All have them now. Who waits here answers at once.
+    node.barrier("centres").map_err(|error| error.to_string())?;
+    models.free(node, &model(before));
+    Ok(centres_of(loaded.points.dimensions(), &centres))
+}
+
 impl Kmeans {
-    fn load(&mut self, node: &WorkerNode, wanted: &Order) -> Result<&Loaded, String> {
+    fn load(&mut self, node: &WorkerNode, wanted: &Order) -> Result<(), String> {
         let is_it = |it: &Loaded| it.files == wanted.files && it.seed == wanted.seed;
         if !self.loaded.as_ref().is_some_and(is_it) {
             let root = DataRoot::of(&node.config)?;
@@ -106,7 +197,7 @@ impl Kmeans {
             let order = order(points.len(), seed);
             self.loaded = Some(Loaded { files, points, order, seed });
         }
-        self.loaded.as_ref().ok_or_else(|| "there are no points".to_owned())
+        Ok(())
     }
 }
 
@@ -120,20 +211,20 @@ struct Stage<'a> {
 }
 
 impl Stage<'_> {
-    fn run(&mut self) -> caravan_kv::Result<Report> {
+    /// Trains from these centres on; returns those at the end, and the objective of this worker's
+    /// share of all points.
+    fn run(&mut self, before: &Centres) -> caravan_kv::Result<(Centres, f64)> {
         let Order { clusters, batches: Batches { workers, batch, iterations }, first, .. } =
             *self.order;
         let points = &*self.loaded.points;
         let dimensions = points.dimensions();
         let keys: Vec<u64> = (0..clusters as u64).collect();
-        let centres = self.node.worker.create_table(&centres_spec(clusters, dimensions))?;
-        let before = self.begin(centres, &keys)?;
         let spec = sums_spec(clusters, dimensions, self.stage, workers);
         let table = self.node.worker.create_table(&spec)?;
         self.node.worker.join(table)?;
         let mut pushed = None;
         for iteration in 0..iterations {
-            let now = self.pull(table, &keys, &before)?;
+            let now = self.pull(table, &keys, before)?;
             let first = first + iteration * batch as u64;
             let chosen = share(&self.loaded.order, first, batch, self.rank, workers);
             let mut sums = vec![0.0; clusters * (dimensions + 1)];
@@ -143,27 +234,12 @@ impl Stage<'_> {
             pushed = Some(self.node.worker.push_last(table, &keys, &sums)?);
         }
         pushed.map_or(Ok(()), |push| self.node.worker.wait(push).map(drop))?;
-        let last = self.pull(table, &keys, &before)?;
-        if self.rank == 0 {
-            let kept = self.node.worker.push(centres, &keys, last.values())?;
-            self.node.worker.wait(kept)?;
-        }
+        let last = self.pull(table, &keys, before)?;
         let left = self.node.worker.leave(table)?;
         self.node.worker.wait(left)?;
         let of = |rank: usize| points.len() * rank / workers;
         let objective = last.objective(points, of(self.rank)..of(self.rank + 1));
-        Ok(Report { objective, dimensions })
-    }
-
-    /// The centres with which the stage begins.
-    fn begin(&mut self, centres: Table, keys: &[u64]) -> caravan_kv::Result<Centres> {
-        let points = &self.loaded.points;
-        if self.stage == 0 {
-            return Ok(Centres::at(points, &self.loaded.order[..self.order.clusters]));
-        }
-        let pulled = self.node.worker.pull(centres, keys)?;
-        let values = self.node.worker.wait(pulled)?.values::<f64>().to_vec();
-        Ok(Centres::new(points.dimensions(), values))
+        Ok((last, objective))
     }
 
     /// The centres now.

@@ -6,10 +6,11 @@
 //! ```
 //!
 //! A worker keeps its model at the end of a stage. A worker of the next stage takes it from the
-//! worker that has it: where both are in one process nothing is sent, else the model comes in
-//! pieces by requests between nodes. Servers take no part.
+//! worker that has it, or several read it there: where both are in one process nothing is sent,
+//! else the model comes in pieces by requests between nodes. Servers take no part.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -22,7 +23,7 @@ const PIECE: usize = 256 << 10;
 /// How long a worker may take to answer: it does while it waits for a task, an answer or others.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(600);
 
-/// Name of the responder.
+/// Name of the responder of most stores.
 const RESPONDER: &str = "models of stages";
 
 /// A model of a job that a worker keeps.
@@ -37,15 +38,26 @@ struct Name {
 type Kept = BTreeMap<Name, Arc<[u8]>>;
 
 /// The models that workers of this process keep.
-#[derive(Debug, Clone, Default)]
-pub struct ModelStore(Arc<Mutex<Kept>>);
+#[derive(Debug, Clone)]
+pub struct ModelStore {
+    all: Arc<Mutex<Kept>>,
+    responder: Arc<str>,
+    /// Pieces sent to workers of other processes.
+    sent: Arc<AtomicU64>,
+}
 
 impl ModelStore {
     /// A store, and the apps with what gives its models to workers of other processes.
     pub fn with(apps: Apps) -> (ModelStore, Apps) {
-        let store = ModelStore::default();
+        ModelStore::named(apps, RESPONDER)
+    }
+
+    /// As [`ModelStore::with`], for a store beside others: `responder` is its own.
+    pub fn named(apps: Apps, responder: &str) -> (ModelStore, Apps) {
+        let (all, sent) = Default::default();
+        let store = ModelStore { all, responder: responder.into(), sent };
         let served = store.clone();
-        let apps = apps.with_responder(RESPONDER, move || {
+        let apps = apps.with_responder(responder, move || {
             let store = served.clone();
             Box::new(move |desk: &mut Desk, asked: Asked| store.answer(desk, &asked))
         });
@@ -63,18 +75,24 @@ impl ModelStore {
         self.all().len()
     }
 
+    /// Pieces of models that were sent to workers elsewhere.
+    pub fn pieces_sent(&self) -> u64 {
+        self.sent.load(Ordering::Relaxed)
+    }
+
     /// Whether no model is kept.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
     fn all(&self) -> MutexGuard<'_, Kept> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Answers a worker with the length of a model and a piece of it. A worker that asks for what
-    /// is behind the last byte has all of it: this frees the model.
+    /// Answers a worker with the length of a model and a piece of it, and frees the model if it
+    /// says so.
     fn answer(&self, desk: &mut Desk, asked: &Asked) {
+        self.sent.fetch_add(1, Ordering::Relaxed);
         let answered = match self.piece(&asked.body) {
             Ok(piece) => desk.answer(asked.token, &piece),
             Err(why) => desk.refuse(asked.token, &why),
@@ -84,14 +102,14 @@ impl ModelStore {
     }
 
     fn piece(&self, body: &[u8]) -> Result<Vec<u8>, String> {
-        let Wanted { name, at } =
+        let Wanted { name, at, frees } =
             serde_json::from_slice(body).map_err(|error| error.to_string())?;
         let mut all = self.all();
         let model = all.get(&name).ok_or_else(|| name.is_missing())?;
         let rest = model.get(at..).ok_or_else(|| format!("the model has no byte {at}"))?;
         let piece = &rest[..rest.len().min(PIECE)];
         let answer = [&(model.len() as u64).to_le_bytes(), piece].concat();
-        if rest.is_empty() {
+        if frees {
             all.remove(&name);
         }
         Ok(answer)
@@ -110,6 +128,8 @@ impl Name {
 struct Wanted {
     name: Name,
     at: usize,
+    /// Whether whoever asks has all of it.
+    frees: bool,
 }
 
 /// The models of an app, which are freed with it.
@@ -143,30 +163,72 @@ impl Models {
         if let Some(model) = self.store.all().remove(&name) {
             return Ok(model);
         }
+        let bytes = self.fetch(node, &name)?;
+        // Where this does not arrive, the model is freed with the app that has kept it.
+        drop(self.ask(node, &Wanted { name, at: bytes.len(), frees: true }));
+        Ok(bytes.into())
+    }
+
+    /// Reads the model that each of the workers `from` has kept, at one of them, which goes on to
+    /// have it: one of this process if there is one.
+    ///
+    /// # Errors
+    /// As [`Models::take`].
+    pub fn read(
+        &self,
+        node: &mut WorkerNode,
+        model: &str,
+        from: &[usize],
+    ) -> Result<Arc<[u8]>, String> {
+        let all = self.store.all();
+        let near = from.iter().find_map(|rank| all.get(&name(node, model, *rank)).cloned());
+        drop(all);
+        if let Some(model) = near {
+            return Ok(model);
+        }
+        let from = from.get(node.rank % from.len().max(1)).ok_or("nobody has kept a model")?;
+        self.fetch(node, &name(node, model, *from)).map(Into::into)
+    }
+
+    /// Frees a model that this worker has kept, if it has it.
+    pub fn free(&mut self, node: &WorkerNode, model: &str) {
+        let name = name(node, model, node.rank);
+        self.kept.retain(|kept| *kept != name);
+        self.store.all().remove(&name);
+    }
+
+    /// Gets a model piece by piece from another worker.
+    fn fetch(&self, node: &mut WorkerNode, name: &Name) -> Result<Vec<u8>, String> {
+        let from = name.rank;
         if from == node.rank {
             return Err(name.is_missing());
         }
         let mut bytes = Vec::new();
         loop {
-            let wanted = Wanted { name: name.clone(), at: bytes.len() };
-            let answer = ask(node, from, &wanted)?;
+            let wanted = Wanted { name: name.clone(), at: bytes.len(), frees: false };
+            let answer = self.ask(node, &wanted)?;
             let Some((len, piece)) = answer.split_first_chunk::<8>() else {
                 return Err(format!("worker {from} has answered {} bytes", answer.len()));
             };
             bytes.extend_from_slice(piece);
             match bytes.len() as u64 {
-                read if read == u64::from_le_bytes(*len) => break,
+                read if read == u64::from_le_bytes(*len) => return Ok(bytes),
                 read if read > u64::from_le_bytes(*len) || piece.is_empty() => {
                     return Err(format!("worker {from} has sent {read} bytes of a shorter model"));
                 }
                 _ => {}
             }
         }
-        if !bytes.is_empty() {
-            // Where this does not arrive, the model is freed with the app that has kept it.
-            drop(ask(node, from, &Wanted { name, at: bytes.len() }));
-        }
-        Ok(bytes.into())
+    }
+
+    fn ask(&self, node: &mut WorkerNode, wanted: &Wanted) -> Result<Vec<u8>, String> {
+        let text = |error: caravan_kv::Error| error.to_string();
+        let body = serde_json::to_vec(wanted).map_err(|error| error.to_string())?;
+        let (from, responder) = (wanted.name.rank, &self.store.responder);
+        let asked = node.desk(|desk| desk.ask(NodeName::Worker(from), responder, 0, &body));
+        let request = asked.and_then(|request| request).map_err(text)?;
+        let mut answers = node.wait_for(request, ANSWERS_WITHIN).map_err(text)?;
+        answers.pop().ok_or_else(|| format!("worker {from} is not there"))?.outcome
     }
 }
 
@@ -179,13 +241,4 @@ impl Drop for Models {
 
 fn name(node: &WorkerNode, model: &str, rank: usize) -> Name {
     Name { job: node.job.clone(), model: model.to_owned(), rank }
-}
-
-fn ask(node: &mut WorkerNode, from: usize, wanted: &Wanted) -> Result<Vec<u8>, String> {
-    let text = |error: caravan_kv::Error| error.to_string();
-    let body = serde_json::to_vec(wanted).map_err(|error| error.to_string())?;
-    let asked = node.desk(|desk| desk.ask(NodeName::Worker(from), RESPONDER, 0, &body));
-    let request = asked.and_then(|request| request).map_err(text)?;
-    let mut answers = node.wait_for(request, ANSWERS_WITHIN).map_err(text)?;
-    answers.pop().ok_or_else(|| format!("worker {from} is not there"))?.outcome
 }
