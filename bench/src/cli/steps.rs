@@ -7,7 +7,7 @@ use caravan_kv::consistency::Model;
 use caravan_learn::kmeans::Batches;
 use caravan_learn::lda;
 use caravan_learn::sgd::Loss;
-use caravan_learn::trainer::{Descent, Factors};
+use caravan_learn::trainer::{Descent, Factors, Hint, Reading};
 use clap::{Args, ValueEnum};
 
 use super::values::{batches, count, count_to, large_count, non_negative, option, positive};
@@ -27,6 +27,14 @@ pub(crate) struct Steps {
     /// number of workers [default: one for each worker]
     #[arg(long, value_name = "N", value_parser = count_to(1 << 20))]
     pub(crate) parts: Option<u32>,
+    /// When rows of sgd and fm are read: `ahead` while the first pass trains, `first` before it, or
+    /// `near`, where workers that have a file get blocks of it, of 4 MiB or as `near:BYTES` says
+    #[arg(long, value_name = "HOW", default_value_t = Reading::Ahead)]
+    pub(crate) read: Reading,
+    /// Where the model is: `ps` on the servers; in one worker for `seq`, in one thread, for
+    /// `hogwild`, in threads without locks, and for `spmt`, in threads under --consistency
+    #[arg(long, value_name = "HINT", default_value_t = Hint::Ps)]
+    pub(crate) hint: Hint,
     /// Passes over the data
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = large_count())]
     pub(crate) passes: u64,

@@ -154,6 +154,8 @@ fn train_in_steps<T: Trainer>(
     let mut job = Job::new(settings);
     job.consistency = args.consistency;
     job.parts = args.parts.map(|parts| parts as usize);
+    job.reading = args.read;
+    job.hint = args.hint;
     job.passes = if common.smoke { 1 } else { args.passes };
     job.stop = run.stop.clone();
     let mut rows = run.rows(common, job.passes as usize);
@@ -161,7 +163,7 @@ fn train_in_steps<T: Trainer>(
     let Measured { quality, rmse, perplexity } = finish(&trained, args.model.as_deref())?;
     rows.row(&Outcome {
         algorithm: T::NAME,
-        consistency: job.consistency.to_string(),
+        consistency: job.hint.under(job.consistency),
         objective: trained.objective,
         rows: trained.rows.keys.len(),
         passes: trained.passes,

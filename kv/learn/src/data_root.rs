@@ -10,7 +10,7 @@ use std::path::{Component, Path, PathBuf};
 use caravan_kv::NodeConfig;
 
 /// The folder that contains all files of orders; `None` is everywhere.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct DataRoot(Option<PathBuf>);
 
 impl DataRoot {

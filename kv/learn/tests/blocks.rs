@@ -22,7 +22,7 @@ struct Reads;
 
 impl App for Reads {
     fn run(&mut self, node: &mut WorkerNode, _: Value) -> Result<Value, String> {
-        let reader = Reader { number: node.rank, host: host(node.rank), takes_far: true };
+        let reader = Reader { number: node.rank, host: host(node.rank), takes_far: true, holds: 0 };
         let mut passes = Vec::new();
         for _ in 0..PASSES {
             let mut rows: Vec<u64> = Vec::new();

@@ -1,10 +1,10 @@
 //! Gives out blocks of files to readers, near ones first. A plain object: whoever has it says who
 //! asks. [`answers`] puts it behind a responder of the driver, whom all workers ask.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use caravan_kv::{Asked, Desk, Recipients, Responder, WorkerNode};
+use caravan_kv::{Asked, Desk, RequestId, Responder, WorkerNode};
 use serde::{Deserialize, Serialize};
 
 use super::Cut;
@@ -28,6 +28,9 @@ pub struct Reader {
     pub host: String,
     /// Whether it reads blocks of other hosts once its own has none left.
     pub takes_far: bool,
+    /// How many of the last blocks that it was given it has not read to their ends: 0 where it asks
+    /// for a block when it has read the one before.
+    pub holds: usize,
 }
 
 /// The blocks that are left in this pass over the files.
@@ -36,8 +39,8 @@ pub struct Assigner {
     blocks: Vec<Placed>,
     /// Blocks that are left, by the hosts that have them; without a host under an empty name.
     left: BTreeMap<String, BTreeSet<usize>>,
-    /// What each reader reads now.
-    reads: BTreeMap<usize, usize>,
+    /// What each reader has not read to its end, in the order in which it got them.
+    reads: BTreeMap<usize, VecDeque<usize>>,
     /// The readers of which each pass ends when it has nothing left for them.
     readers: BTreeSet<usize>,
     /// Those that have heard so.
@@ -69,11 +72,12 @@ impl Assigner {
         self.left.retain(|_, left| !left.is_empty());
     }
 
-    /// The next block for a reader, which has read the one before: one of its host, else one
-    /// without a host, else one of the host that has most left. `None` ends its pass; when all
-    /// readers have heard that, the next pass begins.
+    /// The next block for a reader: one of its host, else one without a host, else one of the host
+    /// that has most left. `None` ends its pass; when all readers have heard that, the next pass
+    /// begins.
     pub fn next(&mut self, reader: &Reader) -> Option<Cut> {
-        self.reads.remove(&reader.number);
+        let reads = self.reads.entry(reader.number).or_default();
+        reads.drain(..reads.len().saturating_sub(reader.holds));
         if !self.ended.is_empty() && self.readers.is_subset(&self.ended) {
             self.ended.clear();
             self.left.clear();
@@ -83,7 +87,7 @@ impl Assigner {
         match self.find(reader).filter(|_| !has_ended) {
             Some(block) => {
                 self.remove(block);
-                self.reads.insert(reader.number, block);
+                self.reads.entry(reader.number).or_default().push_back(block);
                 Some(self.blocks[block].cut.clone())
             }
             None => {
@@ -99,15 +103,17 @@ impl Assigner {
         near.or_else(far)?.first().copied()
     }
 
-    /// Goes on without a reader that is lost: others get the block that it has not read to its end.
+    /// Goes on without a reader that is lost: others get the blocks that it has not read to their
+    /// ends.
     pub fn lose(&mut self, reader: usize) {
         self.readers.remove(&reader);
         self.ended.remove(&reader);
-        if let Some(block) = self.reads.remove(&reader) {
-            self.add(block);
+        let reads = self.reads.remove(&reader).unwrap_or_default();
+        if !reads.is_empty() {
             // Who has heard that nothing is left may ask again.
             self.ended.clear();
         }
+        reads.into_iter().for_each(|block| self.add(block));
     }
 }
 
@@ -136,16 +142,36 @@ pub fn answers(mut assigner: Assigner) -> impl Responder {
 /// How long the driver may take to answer: it does while it waits for a task.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(60);
 
-/// Asks the responder `name` of the driver for the next block.
+/// Asks the responder `name` of the driver, whose task this worker runs, for the next block.
 ///
 /// # Errors
 /// [`Error::Train`] if it does not answer, or has no such responder.
 pub fn ask(node: &mut WorkerNode, name: &str, reader: &Reader) -> Result<Option<Cut>> {
-    let failed = |reason: String| Error::Train { reason: format!("no block of files: {reason}") };
+    let asked = request(node, name, reader)?;
+    answer(node, asked)
+}
+
+fn failed(reason: String) -> Error {
+    Error::Train { reason: format!("no block of files: {reason}") }
+}
+
+/// As [`ask`], without the wait for the answer.
+///
+/// # Errors
+/// As [`ask`].
+pub(crate) fn request(node: &mut WorkerNode, name: &str, reader: &Reader) -> Result<RequestId> {
     let body = serde_json::to_vec(reader).map_err(|error| failed(error.to_string()))?;
-    let to = Recipients::from(caravan_kv::Group::SCHEDULER);
+    let to = node.driver();
     let asked = node.desk(|desk| desk.ask(to, name, 0, &body)).and_then(|asked| asked);
-    let answers = asked.and_then(|asked| node.wait_for(asked, ANSWERS_WITHIN));
+    asked.map_err(|error| failed(error.to_string()))
+}
+
+/// The answer to a [`request`], once it is there.
+///
+/// # Errors
+/// As [`ask`].
+pub(crate) fn answer(node: &mut WorkerNode, asked: RequestId) -> Result<Option<Cut>> {
+    let answers = node.wait_for(asked, ANSWERS_WITHIN);
     let answers = answers.map_err(|error| failed(error.to_string()))?;
     let answer = answers.into_iter().next().ok_or_else(|| failed("no answer".to_owned()))?;
     let body = answer.outcome.map_err(failed)?;
@@ -164,7 +190,7 @@ mod tests {
     }
 
     fn reader(number: usize, host: &str) -> Reader {
-        Reader { number, host: host.to_owned(), takes_far: true }
+        Reader { number, host: host.to_owned(), takes_far: true, holds: 0 }
     }
 
     /// The number of the next block.
@@ -219,5 +245,17 @@ mod tests {
         assert_eq!(next(&mut assigner, &other), None);
         assert_eq!(next(&mut assigner, &other), Some(0), "the second pass, of one reader");
         assert_eq!(Assigner::new(Vec::new(), 1).next(&other), None);
+    }
+
+    #[test]
+    fn a_lost_reader_may_have_held_several_blocks() {
+        let mut assigner = Assigner::new((0..4).map(|number| block(number, &[])).collect(), 2);
+        let [ahead, other] = [0, 1].map(|number| reader(number, "a"));
+        assert_eq!(next(&mut assigner, &ahead), Some(0));
+        assert_eq!(next(&mut assigner, &Reader { holds: 1, ..ahead.clone() }), Some(1));
+        assert_eq!(next(&mut assigner, &Reader { holds: 1, ..ahead }), Some(2), "0 is read");
+        assigner.lose(0);
+        let rest: Vec<u64> = std::iter::from_fn(|| next(&mut assigner, &other)).collect();
+        assert_eq!(rest, [1, 2, 3]);
     }
 }

@@ -9,7 +9,9 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
-use super::source::{self, Lines};
+use super::read::parse_block;
+use super::source::{self, Blocks, Lines};
+use super::{Examples, Shard};
 use crate::{Error, Result};
 
 /// A part of a file.
@@ -38,15 +40,16 @@ pub fn cut(paths: &[PathBuf], bytes: u64) -> Result<Vec<Cut>> {
     let mut cuts = Vec::new();
     for path in paths {
         let (len, format) = source::length_and_format(path)?;
-        let step = if format.is_some() { len } else { bytes };
-        let mut begin = 0;
-        while begin < len {
-            let end = len.min(begin.saturating_add(step));
-            cuts.push(Cut { path: path.clone(), begin, end });
-            begin = end;
-        }
+        cuts.extend(cut_file(path, len, if format.is_some() { len } else { bytes }));
     }
     Ok(cuts)
+}
+
+/// Cuts a file of `len` bytes into blocks of `bytes` each, at least 1.
+pub(crate) fn cut_file(path: &Path, len: u64, bytes: u64) -> impl Iterator<Item = Cut> {
+    let count = len.div_ceil(bytes.max(1));
+    let end = move |blocks: u64| len.min(blocks.saturating_mul(bytes));
+    (0..count).map(move |at| Cut { path: path.to_path_buf(), begin: end(at), end: end(at + 1) })
 }
 
 impl Cut {
@@ -64,6 +67,17 @@ impl Cut {
         let end = first_line(&mut file, self.end, len).map_err(at_read(&self.path))?;
         file.seek(SeekFrom::Start(begin)).map_err(at_read(&self.path))?;
         Ok(Lines::of(self.name(), file, end - begin))
+    }
+
+    /// The rows of this block, as they are read. Errors count its lines from the beginning of the
+    /// block.
+    pub(crate) fn rows(&self) -> impl Iterator<Item = Result<Examples>> + use<> {
+        let (blocks, wrong) = match self.lines() {
+            Ok(lines) => (Some(Blocks::of(lines)), None),
+            Err(error) => (None, Some(Err(error))),
+        };
+        let parsed = blocks.into_iter().flatten();
+        parsed.map(|block| parse_block(&block?, Shard::ALL)).chain(wrong)
     }
 
     /// What errors call it: they count lines from the beginning of the block.

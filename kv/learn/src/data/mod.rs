@@ -27,6 +27,7 @@ pub use ascending::Ascending;
 pub(crate) use by_key::ByKey;
 pub use columns::Columns;
 pub(crate) use columns::for_each;
+pub(crate) use cuts::cut_file;
 pub use cuts::{Cut, cut};
 pub(crate) use kept::{BLOCK_ROWS, KeptRows, Share};
 pub(crate) use number::{parse_key, parse_value};
@@ -34,6 +35,7 @@ pub use packed::PackedRows;
 pub(crate) use packed::{pack_keys, unpack_keys};
 pub use read::{listed, parse, read, read_cut, read_packed};
 pub use read_ahead::ReadAhead;
+pub(crate) use source::length_and_format;
 pub use store::{DataStore, Sample, Sampler, Take};
 
 use crate::{Error, Result};
@@ -66,6 +68,13 @@ impl Shard {
             });
         }
         Ok(Self { index, count })
+    }
+
+    /// How many of the first `rows` rows of all files are in this part.
+    pub(crate) fn rows_of(self, rows: u64) -> u64 {
+        let round = SHARD_ROWS * u64::from(self.count);
+        let own = SHARD_ROWS * u64::from(self.index);
+        rows / round * SHARD_ROWS + (rows % round).saturating_sub(own).min(SHARD_ROWS)
     }
 
     /// Whether row `row`, counted from 0 over all files, is in this part.
@@ -148,7 +157,7 @@ impl Examples {
     }
 
     /// Appends the rows of `other`.
-    fn append(&mut self, other: &Self) {
+    pub(crate) fn append(&mut self, other: &Self) {
         match (&mut self.values, &other.values) {
             (None, None) => {}
             (Some(values), Some(more)) => values.extend_from_slice(more),
@@ -165,6 +174,21 @@ impl Examples {
         self.keys.extend_from_slice(&other.keys);
         self.labels.extend_from_slice(&other.labels);
         self.rows_in_all_shards += other.rows_in_all_shards;
+    }
+
+    /// The rows from `first` on.
+    pub(crate) fn tail(&self, first: usize) -> Examples {
+        let Some(labels) = self.labels.get(first..).filter(|labels| !labels.is_empty()) else {
+            return Examples::default();
+        };
+        let from = self.row_starts[first];
+        Examples {
+            labels: labels.to_vec(),
+            row_starts: self.row_starts[first..].iter().map(|start| start - from).collect(),
+            keys: self.keys[from..].to_vec(),
+            values: self.values.as_ref().map(|values| values[from..].to_vec()),
+            rows_in_all_shards: 0,
+        }
     }
 
     /// The labels, and the entries column by column. Linear in the entries.
@@ -265,6 +289,10 @@ mod tests {
             let owners: Vec<_> = shards.iter().filter(|shard| shard.owns(row)).collect();
             assert_eq!(owners, [&shards[(row / 16 % 3) as usize]]);
             assert!(Shard::ALL.owns(row));
+            for shard in &shards {
+                let owned = (0..row).filter(|row| shard.owns(*row)).count();
+                assert_eq!(shard.rows_of(row), owned as u64);
+            }
         }
         assert!(Shard::new(3, 3).is_err() && Shard::new(0, 0).is_err());
     }

@@ -71,9 +71,7 @@ pub fn read_packed(
 /// As [`read`].
 pub fn read_cut(cut: &Cut) -> Result<Examples> {
     let mut all = Examples::default();
-    for block in Blocks::of(cut.lines()?) {
-        all.append(&parse_block(&block?, Shard::ALL)?);
-    }
+    cut.rows().try_for_each(|rows| rows.map(|rows| all.append(&rows)))?;
     Ok(all)
 }
 

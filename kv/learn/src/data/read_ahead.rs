@@ -6,15 +6,15 @@ use std::sync::{Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};
 
 use super::read::parse_block;
-use super::source::Blocks;
+use super::source::{Block, Blocks};
 use super::{Examples, Shard};
 use crate::{Error, Result};
 
 /// Parts of files that come while others are used. Any number of threads take them, each part goes
 /// to one. Dropping it ends the reading.
 #[derive(Debug)]
-pub struct ReadAhead {
-    parts: Mutex<Receiver<Result<Examples>>>,
+pub struct ReadAhead<T = Examples> {
+    parts: Mutex<Receiver<Result<T>>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -25,14 +25,38 @@ impl ReadAhead {
     /// # Errors
     /// [`Error::Thread`] if the system has no thread.
     pub fn start(paths: &[PathBuf], shard: Shard, ahead: usize) -> Result<ReadAhead> {
-        let (send, parts) = sync_channel(ahead);
-        let blocks = Blocks::new(paths.to_vec());
+        let parse = move |block: Result<Block>| parse_block(&block?, shard);
+        let parts = Blocks::new(paths.to_vec()).map(parse);
+        ReadAhead::of(parts.filter(|part| part.as_ref().map_or(true, |it| it.rows() > 0)), ahead)
+    }
+}
+
+impl ReadAhead<Vec<Examples>> {
+    /// As [`ReadAhead::start`], with each block of text as its rows of each of these shards.
+    ///
+    /// # Errors
+    /// As [`ReadAhead::start`].
+    pub(crate) fn of_shards(paths: &[PathBuf], shards: Vec<Shard>, ahead: usize) -> Result<Self> {
+        let parse = move |block: Result<Block>| {
+            let block = block?;
+            shards.iter().map(|shard| parse_block(&block, *shard)).collect()
+        };
+        ReadAhead::of(Blocks::new(paths.to_vec()).map(parse), ahead)
+    }
+}
+
+impl<T: Send + 'static> ReadAhead<T> {
+    /// Begins to take what `parts` makes, up to the first error.
+    ///
+    /// # Errors
+    /// As [`ReadAhead::start`].
+    pub(crate) fn of(
+        parts: impl Iterator<Item = Result<T>> + Send + 'static,
+        ahead: usize,
+    ) -> Result<Self> {
+        let (send, taken) = sync_channel(ahead);
         let read = move || {
-            for block in blocks {
-                let part = block.and_then(|block| parse_block(&block, shard));
-                if part.as_ref().is_ok_and(|part| part.rows() == 0) {
-                    continue;
-                }
+            for part in parts {
                 // Nobody takes what comes after an error, or when the reader is dropped.
                 if part.is_err() | send.send(part).is_err() {
                     return;
@@ -41,16 +65,16 @@ impl ReadAhead {
         };
         let thread = Builder::new().name("read".to_owned()).spawn(read);
         let thread = thread.map_err(|source| Error::Thread { number: 1, source })?;
-        Ok(ReadAhead { parts: Mutex::new(parts), thread: Some(thread) })
+        Ok(ReadAhead { parts: Mutex::new(taken), thread: Some(thread) })
     }
 
     /// The next part, once it is there; `None` at the end of the files, and after an error.
-    pub fn next(&self) -> Option<Result<Examples>> {
+    pub fn next(&self) -> Option<Result<T>> {
         self.parts.lock().unwrap_or_else(PoisonError::into_inner).recv().ok()
     }
 }
 
-impl Drop for ReadAhead {
+impl<T> Drop for ReadAhead<T> {
     fn drop(&mut self) {
         // The thread no longer waits for room.
         self.parts = Mutex::new(sync_channel(0).1);

@@ -124,7 +124,7 @@ impl Iterator for Blocks {
 }
 
 /// The length of a file, and its compression.
-pub(super) fn length_and_format(path: &Path) -> Result<(u64, Option<&'static str>)> {
+pub(crate) fn length_and_format(path: &Path) -> Result<(u64, Option<&'static str>)> {
     let at_open = |source| Error::Open { path: path.to_path_buf(), source };
     let at_read = |source| Error::Read { path: path.to_path_buf(), source };
     let file = File::open(path).map_err(at_open)?;

@@ -14,8 +14,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::data::{Examples, Row};
 use crate::model::RowModel;
-use crate::sgd::{Batch, Loss, batches};
-use crate::trainer::{Descent, Factors, Part, Step, Trainer};
+use crate::sgd::{Batch, Batches, Loss};
+use crate::trainer::{Descent, Factors, Part, RowsOf, Step, Trainer};
 
 /// Id of the table.
 const TABLE: u32 = 1;
@@ -47,7 +47,7 @@ impl Settings {
 pub struct Fm {
     factors: usize,
     l2: f64,
-    batches: Vec<Batch>,
+    batches: Batches,
 }
 
 impl Trainer for Fm {
@@ -63,30 +63,35 @@ impl Trainer for Fm {
         settings.descent.rule_of(spec)
     }
 
-    fn load(settings: &Settings, part: &Part) -> Result<Self, String> {
+    fn load(settings: &Settings, _part: &Part) -> Result<Self, String> {
         let Factors { factors, l2, .. } = settings.factors;
         settings.factors.check()?;
-        let examples = part.examples(&settings.files)?;
-        let mut batches = batches(&examples, settings.descent.batch)?;
-        for batch in &mut batches {
-            if batch.keys.last() == Some(&BIAS) {
-                return Err(format!("feature {BIAS} is the key of the bias: give it another one"));
-            }
-            batch.keys.push(BIAS);
-        }
+        let batches = Batches::new(settings.descent.batch)?;
         Ok(Fm { factors: factors as usize, l2, batches })
     }
 
+    fn rows_of(settings: &Settings) -> Option<RowsOf<'_>> {
+        Some(RowsOf { files: &settings.files, step: settings.descent.batch })
+    }
+
+    fn add_rows(&mut self, rows: &Examples) -> Result<(), String> {
+        self.batches.add(rows, with_bias)
+    }
+
+    fn end_rows(&mut self) -> Result<(), String> {
+        self.batches.end(with_bias)
+    }
+
     fn steps(&self) -> u64 {
-        self.batches.len() as u64
+        self.batches.all().len() as u64
     }
 
     fn keys(&self, _pass: u64, step: u64) -> Vec<u64> {
-        self.batches[step as usize].keys.clone()
+        self.batches.all()[step as usize].keys.clone()
     }
 
     fn step(&mut self, step: &mut Step<'_, f32>) {
-        let batch = &self.batches[step.step as usize];
+        let batch = &self.batches.all()[step.step as usize];
         let width = self.factors + 1;
         let bias = (batch.keys.len() - 1) * width;
         let mut sums = vec![0.0; self.factors];
@@ -107,6 +112,15 @@ impl Trainer for Fm {
             step.sums.examples += 1;
         }
     }
+}
+
+/// Adds the key of b to a batch.
+fn with_bias(batch: &mut Batch) -> Result<(), String> {
+    if batch.keys.last() == Some(&BIAS) {
+        return Err(format!("feature {BIAS} is the key of the bias: give it another one"));
+    }
+    batch.keys.push(BIAS);
+    Ok(())
 }
 
 /// Largest first value.
@@ -157,9 +171,9 @@ mod tests {
         let text = b"+1 1:1 4:2\n-1 1:0.5 9:1\n+1 4:1\n";
         let examples = data::parse("t".as_ref(), text).unwrap();
         let l2 = 0.25;
-        let mut all = batches(&examples, 3).unwrap();
-        all[0].keys.push(BIAS);
-        let mut fm = Fm { factors: 2, l2, batches: all };
+        let mut fm = Fm { factors: 2, l2, batches: Batches::new(3).unwrap() };
+        fm.add_rows(&examples).unwrap();
+        fm.end_rows().unwrap();
         let keys = fm.keys(0, 0);
         assert_eq!(keys, [1, 4, 9, BIAS]);
         let rows = [0.5_f32, -1.0, 0.25, 0.75, -0.75, 1.5, 1.0, 0.125, 0.5, -0.25, 0.0, 0.0];

@@ -42,14 +42,71 @@ impl Batch {
     }
 }
 
-/// Cuts rows into batches of `rows_max` rows; the last may have fewer.
-pub(crate) fn batches(examples: &Examples, rows_max: usize) -> Result<Vec<Batch>, String> {
-    if rows_max == 0 {
-        return Err("a batch has at least 1 row, not 0".to_owned());
+/// Batches of rows that come in pieces.
+#[derive(Debug)]
+pub(crate) struct Batches {
+    rows_max: usize,
+    batches: Vec<Batch>,
+    /// Rows that do not fill a batch.
+    rest: Examples,
+}
+
+impl Batches {
+    /// Batches of `rows_max` rows; the last may have fewer.
+    pub(crate) fn new(rows_max: usize) -> Result<Self, String> {
+        match rows_max {
+            0 => Err("a batch has at least 1 row, not 0".to_owned()),
+            _ => Ok(Batches { rows_max, batches: Vec::new(), rest: Examples::default() }),
+        }
     }
-    let rows = examples.rows();
-    let firsts = (0..rows).step_by(rows_max);
-    firsts.map(|first| batch(examples, first, (first + rows_max).min(rows))).collect()
+
+    /// Adds rows. `finish` changes each new batch.
+    pub(crate) fn add(
+        &mut self,
+        rows: &Examples,
+        finish: impl Fn(&mut Batch) -> Result<(), String>,
+    ) -> Result<(), String> {
+        self.rest.append(rows);
+        let mut first = 0;
+        while self.rest.rows() - first >= self.rows_max {
+            self.cut(first, first + self.rows_max, &finish)?;
+            first += self.rows_max;
+        }
+        if first > 0 {
+            self.rest = self.rest.tail(first);
+        }
+        Ok(())
+    }
+
+    /// Has the rows that are left be the last batch.
+    pub(crate) fn end(
+        &mut self,
+        finish: impl Fn(&mut Batch) -> Result<(), String>,
+    ) -> Result<(), String> {
+        let rest = self.rest.rows();
+        if rest > 0 {
+            self.cut(0, rest, &finish)?;
+        }
+        self.rest = Examples::default();
+        Ok(())
+    }
+
+    fn cut(
+        &mut self,
+        first: usize,
+        end: usize,
+        finish: &impl Fn(&mut Batch) -> Result<(), String>,
+    ) -> Result<(), String> {
+        let mut batch = batch(&self.rest, first, end)?;
+        finish(&mut batch)?;
+        self.batches.push(batch);
+        Ok(())
+    }
+
+    /// The batches so far.
+    pub(crate) fn all(&self) -> &[Batch] {
+        &self.batches
+    }
 }
 
 fn batch(examples: &Examples, first: usize, end: usize) -> Result<Batch, String> {
@@ -89,15 +146,33 @@ mod tests {
     use super::*;
     use crate::data;
 
+    /// The rows in one piece, and cut after `at` of them.
+    fn cut(examples: &Examples, at: usize, rows_max: usize) -> Batches {
+        let mut head = examples.clone();
+        head.labels.truncate(at);
+        head.row_starts.truncate(at + 1);
+        head.keys.truncate(examples.row_starts[at]);
+        head.values.iter_mut().for_each(|values| values.truncate(examples.row_starts[at]));
+        let mut batches = Batches::new(rows_max).unwrap();
+        for piece in [head, examples.tail(at)] {
+            batches.add(&piece, |_| Ok(())).unwrap();
+        }
+        batches.end(|_| Ok(())).unwrap();
+        batches
+    }
+
     #[test]
     fn batches_hold_the_rows_with_each_key_once() {
         let text = b"+1 3:1 9:0.5\n-1 3:2\n+1 1:4 7:1 9:1\n";
         let examples = data::parse("t".as_ref(), text).unwrap();
         for rows in 1..5 {
-            let batches = batches(&examples, rows).unwrap();
-            assert_eq!(batches.len(), 3_usize.div_ceil(rows));
+            let whole = cut(&examples, 3, rows);
+            assert_eq!(whole.all().len(), 3_usize.div_ceil(rows));
+            for piece in 0..3 {
+                assert_eq!(cut(&examples, piece, rows).all(), whole.all(), "in two pieces");
+            }
             let mut at = 0;
-            for batch in &batches {
+            for batch in whole.all() {
                 assert!(batch.keys.windows(2).all(|pair| pair[0] < pair[1]));
                 for (label, entries) in batch.iter() {
                     let row = examples.row(at);
@@ -109,7 +184,8 @@ mod tests {
                     at += 1;
                 }
             }
+            assert_eq!(at, 3);
         }
-        assert!(super::batches(&examples, 0).is_err());
+        assert!(Batches::new(0).is_err());
     }
 }

@@ -20,9 +20,10 @@ use std::path::PathBuf;
 use caravan_kv::{TableSpec, ValueType};
 use serde::{Deserialize, Serialize};
 
-pub(crate) use self::batch::{Batch, batches};
+pub(crate) use self::batch::{Batch, Batches};
+use crate::data::Examples;
 use crate::model::Model;
-use crate::trainer::{Descent, Part, Rows, Step, Trainer};
+use crate::trainer::{Descent, Part, Rows, RowsOf, Step, Trainer};
 
 /// Id of the table of weights.
 const TABLE: u32 = 1;
@@ -82,7 +83,7 @@ impl Settings {
 pub struct Sgd {
     loss: Loss,
     mean: bool,
-    batches: Vec<Batch>,
+    batches: Batches,
 }
 
 impl Trainer for Sgd {
@@ -95,22 +96,33 @@ impl Trainer for Sgd {
         settings.descent.rule_of(spec)
     }
 
-    fn load(settings: &Settings, part: &Part) -> Result<Self, String> {
-        let examples = part.examples(&settings.files)?;
+    fn load(settings: &Settings, _part: &Part) -> Result<Self, String> {
         let Settings { loss, mean, .. } = *settings;
-        Ok(Sgd { loss, mean, batches: batches(&examples, settings.descent.batch)? })
+        Ok(Sgd { loss, mean, batches: Batches::new(settings.descent.batch)? })
+    }
+
+    fn rows_of(settings: &Settings) -> Option<RowsOf<'_>> {
+        Some(RowsOf { files: &settings.files, step: settings.descent.batch })
+    }
+
+    fn add_rows(&mut self, rows: &Examples) -> Result<(), String> {
+        self.batches.add(rows, |_| Ok(()))
+    }
+
+    fn end_rows(&mut self) -> Result<(), String> {
+        self.batches.end(|_| Ok(()))
     }
 
     fn steps(&self) -> u64 {
-        self.batches.len() as u64
+        self.batches.all().len() as u64
     }
 
     fn keys(&self, _pass: u64, step: u64) -> Vec<u64> {
-        self.batches[step as usize].keys.clone()
+        self.batches.all()[step as usize].keys.clone()
     }
 
     fn step(&mut self, step: &mut Step<'_, f64>) {
-        let batch = &self.batches[step.step as usize];
+        let batch = &self.batches.all()[step.step as usize];
         let scale = if self.mean { 1.0 / batch.rows() as f64 } else { 1.0 };
         for (label, row) in batch.iter() {
             let margin: f64 = row.clone().map(|(at, value)| value * step.rows[at]).sum();

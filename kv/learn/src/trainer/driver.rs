@@ -1,6 +1,7 @@
 //! The driver's side: loads, runs passes, and reads the table.
 
 use std::marker::PhantomData;
+use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -9,8 +10,10 @@ use caravan_kv::error::with_sources;
 use caravan_kv::{Cluster, Store, Table, TableSpec, Target, Worker};
 use serde::de::DeserializeOwned;
 
-use super::worker::{Order, Passed};
-use super::{Job, Progress, Rows, Sums, Trainer};
+use super::worker::{Loaded, Order, Passed};
+use super::{Hint, Job, Progress, Reading, Rows, Sums, Trainer};
+use super::{feed, local};
+use crate::data::assigner::{self, Assigner};
 
 /// Keys of a pull of the driver.
 const PULL_KEYS: usize = 1 << 16;
@@ -63,9 +66,12 @@ pub fn train_and<T: Trainer, R>(
 fn run_job<T: Trainer, R>(
     cluster: &mut Cluster,
     job: &Job<T::Settings>,
-    mut progress: impl FnMut(&Progress),
+    progress: impl FnMut(&Progress),
     finish: impl FnOnce(&mut Worker, Table) -> caravan_kv::Result<R>,
 ) -> caravan_kv::Result<(Trained<T::Value>, R)> {
+    if job.hint != Hint::Ps {
+        return run_local::<T, _>(cluster, job, progress, finish);
+    }
     let workers = cluster.config().workers;
     let parts = job.parts.unwrap_or(workers);
     let consistency = match job.consistency {
@@ -77,42 +83,52 @@ fn run_job<T: Trainer, R>(
         other => other,
     };
     check(job.consistency, workers, parts)?;
+    check_reading::<T>(job, workers, parts)?;
     cluster.begin(T::NAME)?;
     let began = Instant::now();
     let spec = T::table(&job.settings).consistency(consistency, workers as u32);
     let table = Box::new(spec.clone());
-    let load = Order::Load { settings: job.settings.clone(), table, parts };
-    let steps: Vec<u64> = ask::<T, _>(cluster, &load)?;
-    let steps = steps.into_iter().max().unwrap_or(0);
+    let reading = job.reading;
+    let load = Order::Load { settings: job.settings.clone(), table, parts, reading };
+    let loaded: Vec<Loaded> = ask::<T, _>(cluster, &Target::Workers, &load)?;
+    let steps = loaded.iter().map(|it| it.steps).try_fold(0, |most, it| Some(most.max(it?)));
+    if let (Reading::Near(bytes), Some(rows)) = (reading, T::rows_of(&job.settings)) {
+        give_out(cluster, rows.files, loaded, bytes)?;
+    }
     let load_seconds = began.elapsed().as_secs_f64();
     let mut servers = cluster.client()?;
     let table = servers.create_table(&spec)?;
     let began = servers.now();
-    let mut run = Run::<T> { cluster, servers, table, spec, algorithm: PhantomData };
-    let mut trained = Trained {
-        rows: Rows::default(),
-        objective: f64::NAN,
-        passes: 0,
-        seconds: 0.0,
-        load_seconds,
-        stopped: false,
-    };
-    for pass in 0..job.passes {
-        let report = run.pass(&job.settings, pass, steps, began)?;
-        trained.objective = report.objective;
-        trained.passes = pass + 1;
-        trained.seconds = report.seconds;
-        progress(&report);
-        trained.stopped = job.stop.load(Ordering::Relaxed) && pass + 1 < job.passes;
-        if trained.stopped {
-            break;
-        }
-    }
-    if T::READS {
-        trained.rows = run.rows()?;
-    }
-    let finished = finish(&mut run.servers, run.table)?;
-    Ok((trained, finished))
+    let target = Target::Workers;
+    let run = Run::<T> { cluster, target, servers, table, spec, algorithm: PhantomData };
+    run.all(job, (steps, load_seconds, began), progress, finish)
+}
+
+/// As [`run_job`], for a model that one worker has and trains.
+fn run_local<T: Trainer, R>(
+    cluster: &mut Cluster,
+    job: &Job<T::Settings>,
+    progress: impl FnMut(&Progress),
+    finish: impl FnOnce(&mut Worker, Table) -> caravan_kv::Result<R>,
+) -> caravan_kv::Result<(Trained<T::Value>, R)> {
+    let (hint, model) = (job.hint, job.consistency);
+    let spec = T::table(&job.settings);
+    local::check(hint, &spec, model, job.parts).map_err(caravan_kv::Error::Config)?;
+    let many = job.parts.unwrap_or(cluster.config().workers);
+    let parts = if hint == Hint::Seq { 1 } else { many };
+    cluster.begin(T::NAME)?;
+    let began = Instant::now();
+    let target = Target::Worker(0);
+    let load = Order::Local { settings: job.settings.clone(), hint, model, parts };
+    let loaded: Vec<Loaded> = ask::<T, _>(cluster, &target, &load)?;
+    let steps = loaded.into_iter().find_map(|loaded| loaded.steps);
+    let load_seconds = began.elapsed().as_secs_f64();
+    let mut servers = cluster.client()?;
+    let spec = local::published(&spec);
+    let table = servers.create_table(&spec)?;
+    let began = servers.now();
+    let run = Run::<T> { cluster, target, servers, table, spec, algorithm: PhantomData };
+    run.all(job, (steps, load_seconds, began), progress, finish)
 }
 
 /// Refuses what a model or a cluster cannot do.
@@ -133,6 +149,42 @@ fn check(model: Model, workers: usize, parts: usize) -> caravan_kv::Result<()> {
     }
 }
 
+/// Refuses blocks that are given out where parts cannot take them.
+fn check_reading<T: Trainer>(
+    job: &Job<T::Settings>,
+    workers: usize,
+    parts: usize,
+) -> caravan_kv::Result<()> {
+    let Reading::Near(_) = job.reading else { return Ok(()) };
+    let why = match job.consistency {
+        _ if T::rows_of(&job.settings).is_none() => {
+            format!("{} reads its data whole before it trains, and takes no blocks", T::NAME)
+        }
+        model @ Model::SparseSsp { .. } => {
+            format!("{model} counts on parts whose steps are known, and blocks make them vary")
+        }
+        _ if parts != workers => {
+            format!("blocks go to workers, so take {workers} parts instead of {parts}")
+        }
+        _ => return Ok(()),
+    };
+    Err(caravan_kv::Error::Config(format!("{why} (--read)")))
+}
+
+/// Has this driver give out blocks of files to the workers that see them.
+fn give_out(
+    cluster: &mut Cluster,
+    files: &[PathBuf],
+    loaded: Vec<Loaded>,
+    bytes: u64,
+) -> caravan_kv::Result<()> {
+    let readers = loaded.len();
+    let seen: Vec<_> = loaded.into_iter().map(|it| it.sights).collect();
+    let blocks = feed::placed(files, &seen, bytes).map_err(caravan_kv::Error::Config)?;
+    let answers = assigner::answers(Assigner::new(blocks, readers));
+    cluster.desk(|desk| desk.set_responder(feed::BLOCKS, answers))
+}
+
 fn not_owned(algorithm: &str) -> caravan_kv::Error {
     caravan_kv::Error::Config(format!(
         "parts of {algorithm} write rows of each other, and data-centric constraints are for parts that write their own: take another model, or linreg"
@@ -146,6 +198,8 @@ const PARTS_MAX: usize = 64;
 /// A run that has loaded.
 struct Run<'a, T> {
     cluster: &'a mut Cluster,
+    /// The workers that train.
+    target: Target,
     servers: Worker,
     table: Table,
     spec: TableSpec,
@@ -153,9 +207,44 @@ struct Run<'a, T> {
 }
 
 impl<T: Trainer> Run<'_, T> {
+    /// Trains all passes, and reads the table.
+    fn all<R>(
+        mut self,
+        job: &Job<T::Settings>,
+        (mut steps, load_seconds, began): (Option<u64>, f64, Duration),
+        mut progress: impl FnMut(&Progress),
+        finish: impl FnOnce(&mut Worker, Table) -> caravan_kv::Result<R>,
+    ) -> caravan_kv::Result<(Trained<T::Value>, R)> {
+        let mut trained = Trained {
+            rows: Rows::default(),
+            objective: f64::NAN,
+            passes: 0,
+            seconds: 0.0,
+            load_seconds,
+            stopped: false,
+        };
+        for pass in 0..job.passes {
+            let report = self.pass(&job.settings, pass, &mut steps, began)?;
+            trained.objective = report.objective;
+            trained.passes = pass + 1;
+            trained.seconds = report.seconds;
+            progress(&report);
+            trained.stopped = job.stop.load(Ordering::Relaxed) && pass + 1 < job.passes;
+            if trained.stopped {
+                break;
+            }
+        }
+        if T::READS {
+            trained.rows = self.rows()?;
+        }
+        let finished = finish(&mut self.servers, self.table)?;
+        Ok((trained, finished))
+    }
+
     fn rows(&mut self) -> caravan_kv::Result<Rows<T::Value>> {
         let width = self.spec.width as usize;
         let keys = match self.spec.store {
+            _ if self.target != Target::Workers => self.ask::<Vec<u64>>(&Order::Publish)?.concat(),
             Store::Dense => (self.spec.begin..=self.spec.range()?.last()).collect(),
             Store::Sparse => self.keys()?,
         };
@@ -167,8 +256,16 @@ impl<T: Trainer> Run<'_, T> {
         Ok(Rows { keys, values, width })
     }
 
+    /// Sends an order to the workers that train, and returns their answers.
+    fn ask<A: DeserializeOwned>(
+        &mut self,
+        order: &Order<T::Settings>,
+    ) -> caravan_kv::Result<Vec<A>> {
+        ask::<T, A>(self.cluster, &self.target, order)
+    }
+
     fn keys(&mut self) -> caravan_kv::Result<Vec<u64>> {
-        let of_workers: Vec<Vec<u64>> = ask::<T, _>(self.cluster, &Order::Keys)?;
+        let of_workers: Vec<Vec<u64>> = self.ask(&Order::Keys)?;
         let mut keys = of_workers.concat();
         keys.sort_unstable();
         keys.dedup();
@@ -179,10 +276,16 @@ impl<T: Trainer> Run<'_, T> {
         &mut self,
         settings: &T::Settings,
         pass: u64,
-        steps: u64,
+        steps: &mut Option<u64>,
         began: Duration,
     ) -> caravan_kv::Result<Progress> {
-        let passed: Vec<Passed> = ask::<T, _>(self.cluster, &Order::Pass { pass, steps })?;
+        let order = Order::Pass { pass, steps: *steps };
+        let passed: Vec<Passed> = self.ask(&order)?;
+        // Now all rows are there.
+        *steps = passed.iter().map(|passed| passed.steps).max();
+        if let Some(clock) = passed.iter().filter_map(|passed| passed.left).max() {
+            let _: Vec<u64> = self.ask(&Order::Rejoin { clock })?;
+        }
         let mut sums = Sums::default();
         passed.iter().for_each(|passed| sums.add(&passed.sums));
         Ok(Progress {
@@ -197,12 +300,13 @@ impl<T: Trainer> Run<'_, T> {
     }
 }
 
-/// Sends an order to all workers and returns their answers.
+/// Sends an order to workers and returns their answers.
 fn ask<T: Trainer, A: DeserializeOwned>(
     cluster: &mut Cluster,
+    target: &Target,
     order: &Order<T::Settings>,
 ) -> caravan_kv::Result<Vec<A>> {
-    let task = cluster.submit(Target::Workers, T::NAME, &serde_json::to_value(order)?)?;
+    let task = cluster.submit(target.clone(), T::NAME, &serde_json::to_value(order)?)?;
     let answers = cluster.wait(task)?;
     Ok(answers.into_iter().map(serde_json::from_value).collect::<Result<_, _>>()?)
 }

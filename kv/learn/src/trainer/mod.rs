@@ -4,9 +4,10 @@
 //!
 //! ```text
 //! driver      train: load, then a pass after another; progress; the rows at the end
-//!    | Load, Pass, Keys                                  (tasks of the app T::NAME)
+//!    | Load, Pass, Rejoin, Keys                          (tasks of the app T::NAME)
 //!    v
 //! workers     Trainer::keys > pull > Trainer::step > push, which ends the iteration
+//!                  ^ Trainer::add_rows, while a thread reads
 //! ```
 //!
 //! The data is cut into **parts**. A worker trains one part or more, each with a trainer of its own
@@ -16,8 +17,14 @@
 //! `kv/docs/trainers.md` shows how to write one.
 
 mod driver;
+mod feed;
+mod hint;
+mod hogwild;
+mod local;
+mod reading;
 mod serial;
 mod settings;
+mod spmt;
 mod worker;
 
 use std::num::NonZeroUsize;
@@ -34,13 +41,15 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 pub use self::driver::{Trained, train, train_and};
+pub use self::hint::Hint;
+pub use self::reading::{Reading, RowsOf};
 pub use self::serial::serial;
 pub use self::settings::{Descent, Factors};
 use crate::data::{self, Examples};
 use crate::data_root::DataRoot;
 
 /// An algorithm that trains one part of the data over a table, step by step.
-pub trait Trainer: Sized + 'static {
+pub trait Trainer: Sized + Send + 'static {
     /// Name of its app, and of the algorithm in rows.
     const NAME: &'static str;
 
@@ -56,13 +65,35 @@ pub trait Trainer: Sized + 'static {
     /// The table, without a consistency model: a run adds its own.
     fn table(settings: &Self::Settings) -> TableSpec;
 
-    /// Reads a part of the data.
+    /// Reads a part of the data, or begins without rows where [`Trainer::rows_of`] says which come.
     ///
     /// # Errors
     /// Text that the driver shows with the worker's name.
     fn load(settings: &Self::Settings, part: &Part) -> Result<Self, String>;
 
-    /// Steps of a pass over this part.
+    /// The files whose rows come by [`Trainer::add_rows`], in the order of the files and before or
+    /// during the first pass.
+    fn rows_of(_settings: &Self::Settings) -> Option<RowsOf<'_>> {
+        None
+    }
+
+    /// Takes the next rows of this part.
+    ///
+    /// # Errors
+    /// As [`Trainer::load`].
+    fn add_rows(&mut self, _rows: &Examples) -> Result<(), String> {
+        Ok(())
+    }
+
+    /// Takes the end of the rows.
+    ///
+    /// # Errors
+    /// As [`Trainer::load`].
+    fn end_rows(&mut self) -> Result<(), String> {
+        Ok(())
+    }
+
+    /// Steps of a pass over this part, as far as it is there.
     fn steps(&self) -> u64;
 
     /// Keys that a step reads, or only pushes, strictly ascending.
@@ -76,6 +107,19 @@ pub trait Trainer: Sized + 'static {
 
     /// Computes the update of a step from the rows that it has read.
     fn step(&mut self, step: &mut Step<'_, Self::Value>);
+
+    /// A part with all its rows.
+    ///
+    /// # Errors
+    /// As [`Trainer::load`].
+    fn of_part(settings: &Self::Settings, part: &Part) -> Result<Self, String> {
+        let mut trainer = Self::load(settings, part)?;
+        if let Some(RowsOf { files, .. }) = Self::rows_of(settings) {
+            trainer.add_rows(&part.examples(files)?)?;
+            trainer.end_rows()?;
+        }
+        Ok(trainer)
+    }
 
     /// The objective after a pass, from the sums over all steps and parts; the sum of losses unless
     /// an algorithm takes another. `rows` reads the table, which is at rest then.
@@ -219,6 +263,10 @@ pub struct Job<S> {
     pub consistency: Model,
     /// Parts of the data, at least one for each worker; as many as workers if `None`.
     pub parts: Option<usize>,
+    /// How trainers of [`Trainer::rows_of`] get their rows, with [`Hint::Ps`].
+    pub reading: Reading,
+    /// Where the model is.
+    pub hint: Hint,
     /// Passes over the data.
     pub passes: u64,
     /// Set from any thread to end the run after the current pass.
@@ -228,7 +276,8 @@ pub struct Job<S> {
 impl<S> Job<S> {
     /// One pass under BSP, with a part for each worker.
     pub fn new(settings: S) -> Self {
-        Job { settings, consistency: Model::Bsp, parts: None, passes: 1, stop: Arc::default() }
+        let (reading, hint, stop) = Default::default();
+        Job { settings, consistency: Model::Bsp, parts: None, reading, hint, passes: 1, stop }
     }
 }
 

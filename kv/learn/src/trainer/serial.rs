@@ -27,8 +27,9 @@ pub fn serial<T: Trainer>(
 ) -> Result<Trained<T::Value>> {
     let began = Instant::now();
     let parts = job.parts.unwrap_or(1);
-    let load = |number| T::load(&job.settings, &Part { number, parts, root: DataRoot::anywhere() });
-    let trainers = (0..parts).map(load).collect::<std::result::Result<Vec<T>, _>>();
+    let load =
+        |number| T::of_part(&job.settings, &Part { number, parts, root: DataRoot::anywhere() });
+    let trainers = (0..parts).map(load).collect::<std::result::Result<Vec<T>, String>>();
     let mut trainers = trainers.map_err(Error::Config)?;
     let steps = trainers.iter().map(Trainer::steps).max().unwrap_or(0);
     let mut table = Local::new(T::table(&job.settings), handles)?;
@@ -68,23 +69,24 @@ pub fn serial<T: Trainer>(
 }
 
 /// A table in this thread.
-struct Local {
+pub(super) struct Local {
     spec: TableSpec,
     shard: Box<dyn Shard>,
     memory: Pool,
     seen: Seen,
-    clock: u64,
+    /// The iteration.
+    pub(super) clock: u64,
 }
 
 impl Local {
-    fn new(spec: TableSpec, handles: &Handles) -> Result<Self> {
+    pub(super) fn new(spec: TableSpec, handles: &Handles) -> Result<Self> {
         let memory = Pool::new(MEMORY_BYTES_MAX);
         let shard = handles.build(&spec, spec.range()?, &memory).map_err(Error::Config)?;
         Ok(Local { spec, shard, memory, seen: Seen::default(), clock: 0 })
     }
 
     /// Takes a step of each trainer that has one.
-    fn iterate<T: Trainer>(
+    pub(super) fn iterate<T: Trainer>(
         &mut self,
         trainers: &mut [T],
         pass: u64,
@@ -98,7 +100,6 @@ impl Local {
             if keys.is_empty() {
                 continue;
             }
-            self.seen.add(&keys);
             let rows: Vec<T::Value> = if T::READS { self.pull(&keys)? } else { Vec::new() };
             let mut taken = Step::new(pass, step, &keys, &rows, self.spec.width as usize);
             trainer.step(&mut taken);
@@ -125,27 +126,53 @@ impl Local {
     }
 
     fn push<V: Value>(&mut self, keys: &[u64], values: &[V]) -> Result<()> {
-        let request = self.request(keys, V::bytes(values), true)?;
+        self.push_bytes(keys, V::bytes(values))
+    }
+
+    /// Pushes values, as bytes.
+    pub(super) fn push_bytes(&mut self, keys: &[u64], values: &[u8]) -> Result<()> {
+        self.seen.add(keys);
+        let request = self.request(keys, values, true)?;
         self.shard.push(&request, &self.memory).map_err(Error::Config)
     }
 
-    fn pull<V: Value>(&mut self, keys: &[u64]) -> Result<Vec<V>> {
-        let request = self.request(keys, &[], false)?;
+    /// Pulls values.
+    pub(super) fn pull<V: Value>(&mut self, keys: &[u64]) -> Result<Vec<V>> {
         let mut values = vec![V::default(); keys.len() * self.spec.width as usize];
-        let into = V::bytes_mut(&mut values);
+        self.pull_into(keys, V::bytes_mut(&mut values))?;
+        Ok(values)
+    }
+
+    /// Pulls values, as bytes.
+    pub(super) fn pull_bytes(&mut self, keys: &[u64]) -> Result<Vec<u8>> {
+        let len = keys.len() * self.spec.width as usize * self.spec.value.bytes();
+        let mut values = vec![0; len];
+        self.pull_into(keys, &mut values)?;
+        Ok(values)
+    }
+
+    fn pull_into(&mut self, keys: &[u64], into: &mut [u8]) -> Result<()> {
+        self.seen.add(keys);
+        let request = self.request(keys, &[], false)?;
         match self.shard.pull(&request).map_err(Error::Config)? {
             Pulled::Stored(bytes) => into.copy_from_slice(bytes),
             Pulled::Shared(bytes) => into.copy_from_slice(&bytes),
             Pulled::Bytes(_) | Pulled::Varying(_) => self.shard.read(&request, into),
         }
-        Ok(values)
+        Ok(())
     }
 
-    fn rows<V: Value>(&mut self) -> Result<Rows<V>> {
-        let keys = match self.spec.store {
+    /// All keys of a dense table, those that were used of a sparse one.
+    pub(super) fn keys(&mut self) -> Result<Vec<u64>> {
+        Ok(match self.spec.store {
             caravan_kv::Store::Dense => (self.spec.begin..=self.spec.range()?.last()).collect(),
             caravan_kv::Store::Sparse => self.seen.keys().to_vec(),
-        };
+        })
+    }
+
+    /// All rows.
+    pub(super) fn rows<V: Value>(&mut self) -> Result<Rows<V>> {
+        let keys = self.keys()?;
         let values = self.pull(&keys)?;
         Ok(Rows { keys, values, width: self.spec.width as usize })
     }

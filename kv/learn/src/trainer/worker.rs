@@ -3,27 +3,50 @@
 use std::collections::VecDeque;
 
 use caravan_kv::consistency::Model;
-use caravan_kv::{Answer, App, Table, TableSpec, Timestamp, WorkerNode};
+use caravan_kv::error::with_sources;
+use caravan_kv::{Answer, App, Error, Table, TableSpec, Timestamp, WorkerNode};
+use caravan_van::Counters;
 use serde::{Deserialize, Serialize};
 
-use super::{Part, Step, Sums, Trainer, parts_of};
+use super::feed::{self, Feed, Sight};
+use super::{Hint, Part, Reading, RowsOf, Step, Sums, Trainer, local, parts_of};
 use crate::data_root::DataRoot;
 
 /// An order of the driver.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Order<S> {
-    /// Load your parts and join the table. Answered with the steps of a pass.
-    Load { settings: S, table: Box<TableSpec>, parts: usize },
-    /// Train a pass of so many steps. Answered with [`Passed`].
-    Pass { pass: u64, steps: u64 },
+    /// Load your parts and join the table. Answered with [`Loaded`].
+    Load { settings: S, table: Box<TableSpec>, parts: usize, reading: Reading },
+    /// Load all parts, and keep the model as the hint says. Answered with [`Loaded`].
+    Local { settings: S, hint: Hint, model: Model, parts: usize },
+    /// Push the model that is kept here. Answered with its keys.
+    Publish,
+    /// Train a pass of so many steps, or to the end of the rows that come. Answered with
+    /// [`Passed`].
+    Pass { pass: u64, steps: Option<u64> },
+    /// Take part again, from this iteration on.
+    Rejoin { clock: u64 },
     /// Answered with the keys that you have read so far.
     Keys,
+}
+
+/// What a worker knows before the first pass.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Loaded {
+    /// Steps of a pass, unless rows are still to come.
+    pub(super) steps: Option<u64>,
+    /// What it sees of the files of which it is given blocks.
+    pub(super) sights: Vec<Result<Sight, String>>,
 }
 
 /// What a worker has done in a pass.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(super) struct Passed {
     pub(super) sums: Sums,
+    /// Steps of its parts.
+    pub(super) steps: u64,
+    /// The iteration in which it has left the table, because others have more steps.
+    pub(super) left: Option<u64>,
     pub(super) bytes_sent: u64,
     pub(super) bytes_received: u64,
 }
@@ -32,13 +55,21 @@ pub(super) struct Passed {
 const PUSHES_MAX: usize = 4;
 
 /// A worker's parts.
-pub(super) struct Task<T> {
+pub(super) struct Task<T: Trainer> {
     training: Option<Training<T>>,
+    local: Option<Local<T>>,
 }
 
-impl<T> Default for Task<T> {
+/// All parts, with their model, in one worker.
+struct Local<T: Trainer> {
+    trained: local::Trained<T>,
+    /// What had been sent and received before.
+    before: Counters,
+}
+
+impl<T: Trainer> Default for Task<T> {
     fn default() -> Self {
-        Task { training: None }
+        Task { training: None, local: None }
     }
 }
 
@@ -50,6 +81,14 @@ struct Training<T> {
     ahead: u64,
     seen: Seen,
     pushed: VecDeque<Timestamp>,
+    /// Rows of a step, if rows come.
+    rows_of_step: u64,
+    /// Rows that are still to come.
+    feed: Option<Feed>,
+    /// Steps of a pass, once they are known.
+    steps: Option<u64>,
+    /// Whether nobody knows the steps of other workers.
+    leaves: bool,
 }
 
 /// The keys of a part's step, and the pull on the way unless steps do not read.
@@ -67,19 +106,58 @@ impl<T: Trainer> App for Task<T> {
         let text = |error: serde_json::Error| error.to_string();
         let order: Order<T::Settings> = serde_json::from_value(body).map_err(text)?;
         let answer = match order {
-            Order::Load { settings, table, parts } => {
-                self.training = None;
-                let training = Training::<T>::load(node, &settings, &table, parts)?;
-                let steps = training.trainers.iter().map(Trainer::steps).max().unwrap_or(0);
+            Order::Load { settings, table, parts, reading } => {
+                (self.training, self.local) = (None, None);
+                let training = Training::<T>::load(node, &settings, &table, (parts, reading))?;
+                let sights = match (reading, T::rows_of(&settings)) {
+                    (Reading::Near(_), Some(RowsOf { files, .. })) => {
+                        feed::sights(&DataRoot::of(&node.config)?, files)
+                    }
+                    _ => Vec::new(),
+                };
+                let steps = training.feed.is_none().then(|| training.own_steps());
                 self.training = Some(training);
-                serde_json::to_value(steps)
+                serde_json::to_value(Loaded { steps, sights })
+            }
+            Order::Local { settings, hint, model, parts } => {
+                let root = DataRoot::of(&node.config)?;
+                let trained = local::Trained::<T>::load(&settings, hint, model, (parts, &root))?;
+                let steps = Some(trained.steps());
+                self.local = Some(Local { trained, before: node.worker.counters() });
+                serde_json::to_value(Loaded { steps, sights: Vec::new() })
+            }
+            Order::Publish => {
+                let local = self.local.as_mut().ok_or("there is no model: load first")?;
+                let published = local.trained.publish(&mut node.worker);
+                serde_json::to_value(published.map_err(|error| with_sources(&error))?)
+            }
+            Order::Pass { pass, .. } if self.local.is_some() => {
+                let local = self.local.as_mut().ok_or("load first")?;
+                let sums = local.trained.pass(pass).map_err(|error| with_sources(&error))?;
+                let (now, before) = (node.worker.counters(), local.before);
+                let bytes_sent = now.bytes_sent - before.bytes_sent;
+                let bytes_received = now.bytes_received - before.bytes_received;
+                let (steps, left) = (local.trained.steps(), None);
+                serde_json::to_value(Passed { sums, steps, left, bytes_sent, bytes_received })
             }
             Order::Pass { pass, steps } => {
                 let training = self.training()?;
-                let sums = training.pass(node, pass, steps).map_err(|error| error.to_string())?;
-                let counters = node.worker.counters();
-                let (bytes_sent, bytes_received) = (counters.bytes_sent, counters.bytes_received);
-                serde_json::to_value(Passed { sums, bytes_sent, bytes_received })
+                training.steps = steps.or(training.steps);
+                let passed = training.pass(node, pass).and_then(|sums| {
+                    let (steps, left) = (training.own_steps(), training.leave_early(node)?);
+                    let Counters { bytes_sent, bytes_received, .. } = node.worker.counters();
+                    Ok(Passed { sums, steps, left, bytes_sent, bytes_received })
+                });
+                let passed = passed.map_err(|error| {
+                    training.give_up(node);
+                    with_sources(&error)
+                });
+                serde_json::to_value(passed?)
+            }
+            Order::Rejoin { clock } => {
+                let table = self.training()?.table;
+                let joined = node.worker.rejoin(table, clock);
+                serde_json::to_value(joined.map_err(|error| with_sources(&error))?)
             }
             Order::Keys => serde_json::to_value(self.training()?.seen.keys()),
         };
@@ -87,7 +165,7 @@ impl<T: Trainer> App for Task<T> {
     }
 }
 
-impl<T> Task<T> {
+impl<T: Trainer> Task<T> {
     fn training(&mut self) -> Result<&mut Training<T>, String> {
         self.training.as_mut().ok_or_else(|| "there is nothing to train on: load first".to_owned())
     }
@@ -98,14 +176,22 @@ impl<T: Trainer> Training<T> {
         node: &mut WorkerNode,
         settings: &T::Settings,
         spec: &TableSpec,
-        parts: usize,
+        (parts, reading): (usize, Reading),
     ) -> Result<Self, String> {
         let load = |number| {
             let root = DataRoot::of(&node.config)?;
             T::load(settings, &Part { number, parts, root })
         };
         let own = parts_of(node.rank, node.workers, parts);
-        let trainers: Vec<T> = own.map(load).collect::<Result<_, _>>()?;
+        let mut trainers: Vec<T> = own.clone().map(load).collect::<Result<_, _>>()?;
+        let rows = T::rows_of(settings);
+        let feed = rows.map(|rows| Feed::start(node, rows.files, reading, (own, parts)));
+        let mut feed = feed.transpose()?;
+        if reading == Reading::First
+            && let Some(mut feed) = feed.take()
+        {
+            while feed.give(node, &mut trainers)? {}
+        }
         let worker = &mut node.worker;
         let joined = worker.create_table(spec).and_then(|table| {
             worker.join(table)?;
@@ -118,21 +204,76 @@ impl<T: Trainer> Training<T> {
         };
         let width = spec.width as usize;
         let (seen, pushed) = Default::default();
-        Ok(Training { table, width, trainers, ahead, seen, pushed })
+        Ok(Training {
+            table,
+            width,
+            trainers,
+            ahead,
+            seen,
+            pushed,
+            rows_of_step: rows.map_or(1, |rows| rows.step as u64),
+            leaves: matches!(feed, Some(Feed::Given(_))),
+            feed,
+            steps: None,
+        })
+    }
+
+    /// Steps of a pass over the rows of this worker.
+    fn own_steps(&self) -> u64 {
+        self.trainers.iter().map(Trainer::steps).max().unwrap_or(0)
+    }
+
+    /// Whether a pass has this step. Reads on until that is known, and the rows of the step are
+    /// there.
+    fn has_step(&mut self, node: &mut WorkerNode, step: u64) -> caravan_kv::Result<bool> {
+        while let Some(feed) = &mut self.feed
+            && self.trainers.iter().any(|trainer| trainer.steps() <= step)
+        {
+            if feed.give(node, &mut self.trainers).map_err(Error::Config)? {
+                continue;
+            }
+            // All workers make as many steps as the one with the largest part.
+            let rows = feed.rows_of_largest();
+            let steps = rows.map(|rows| rows.div_ceil(self.rows_of_step));
+            self.steps = Some(steps.unwrap_or_else(|| self.own_steps()));
+            self.feed = None;
+        }
+        Ok(self.steps.is_none_or(|steps| step < steps))
+    }
+
+    /// Leaves the table where other workers have more steps, so that they need not wait for this
+    /// one; returns its iteration.
+    fn leave_early(&mut self, node: &mut WorkerNode) -> caravan_kv::Result<Option<u64>> {
+        if !std::mem::take(&mut self.leaves) {
+            return Ok(None);
+        }
+        let clock = node.worker.iteration(self.table)?;
+        let left = node.worker.leave(self.table)?;
+        node.worker.wait(left)?;
+        Ok(Some(clock))
+    }
+
+    /// Leaves the table after an error, so that the others can end their pass.
+    fn give_up(&mut self, node: &mut WorkerNode) {
+        let left = node.worker.leave(self.table).and_then(|left| node.worker.wait(left));
+        // The error that made this worker give up is the one to report.
+        drop(left);
     }
 
     /// Trains a pass, and waits until the servers have all that it has pushed.
-    fn pass(&mut self, node: &mut WorkerNode, pass: u64, steps: u64) -> caravan_kv::Result<Sums> {
+    fn pass(&mut self, node: &mut WorkerNode, pass: u64) -> caravan_kv::Result<Sums> {
         let mut sums = Sums::default();
         let mut pulling = VecDeque::new();
         let mut announced = 0;
-        for step in 0..steps {
-            while announced < steps && announced <= step + self.ahead {
+        let mut step = 0;
+        while self.has_step(node, step)? {
+            while announced <= step + self.ahead && self.has_step(node, announced)? {
                 pulling.push_back(self.pull(node, pass, announced, announced - step)?);
                 announced += 1;
             }
             let pulls = pulling.pop_front().unwrap_or_default();
             self.step(node, pass, step, pulls, &mut sums)?;
+            step += 1;
         }
         while let Some(pushed) = self.pushed.pop_front() {
             node.worker.wait(pushed)?;
