@@ -4,7 +4,7 @@
 //! its steps see of each other.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use caravan_kv::{Apps, Cluster, ClusterConfig, Handles, Launch, TableSpec, ValueType};
@@ -31,8 +31,8 @@ fn file(name: &str) -> (tempfile::TempDir, PathBuf) {
     (folder, path)
 }
 
-fn job(file: &PathBuf, handle: &str, options: serde_json::Value) -> Job<Settings> {
-    let mut settings = Settings::new(vec![file.clone()]);
+fn job(file: &Path, handle: &str, options: serde_json::Value) -> Job<Settings> {
+    let mut settings = Settings::new(vec![file.to_owned()]);
     settings.descent.handle = handle.to_owned();
     settings.descent.options = options;
     settings.descent.batch = 7;

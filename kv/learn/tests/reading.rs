@@ -28,7 +28,7 @@ const KEYS: u64 = 200;
 /// Rows `rows` of a file; each has its number among its keys.
 fn text(rows: std::ops::Range<u64>) -> String {
     let row = |row: u64| {
-        let label = if row * 7 % 3 == 0 { "+1" } else { "-1" };
+        let label = if (row * 7).is_multiple_of(3) { "+1" } else { "-1" };
         let keys = (0..KEYS).map(|at| format!(" {}:{}", at * 40 + row % 37, (row + at) % 5 + 1));
         format!("{label}{} {}:1\n", keys.collect::<String>(), 100_000 + row)
     };
