@@ -9,6 +9,8 @@ use std::path::{Component, Path, PathBuf};
 
 use caravan_kv::NodeConfig;
 
+use crate::data;
+
 /// The folder that contains all files of orders; `None` is everywhere.
 #[derive(Debug, Clone)]
 pub(crate) struct DataRoot(Option<PathBuf>);
@@ -24,6 +26,9 @@ impl DataRoot {
             None if config.launched => return Ok(DataRoot(None)),
             None => Path::new("."),
         };
+        if data::is_address(root) {
+            return Ok(DataRoot(Some(root.clone())));
+        }
         let found = fs::canonicalize(root);
         let found = found.map_err(|error| {
             let root = root.display();
@@ -43,15 +48,36 @@ impl DataRoot {
     /// If it is outside the root, or could be once it exists. The error does not reveal whether
     /// anything exists outside.
     pub(crate) fn allow(&self, path: &Path) -> Result<PathBuf, String> {
-        let Some(root) = &self.0 else { return Ok(path.to_path_buf()) };
-        resolve(&root.join(path)).filter(|found| found.starts_with(root)).ok_or_else(|| {
-            format!(
-                "{} is not below {}, the data root of this worker: move it there, or start the worker with another one (--data-root, CARAVAN_DATA_ROOT)",
-                path.display(),
-                root.display()
-            )
-        })
+        let path = &data::without_scheme(path);
+        let Some(root) = &self.0 else { return Ok(path.clone()) };
+        if data::is_address(path) || data::is_address(root) {
+            return below(root, path).ok_or_else(|| outside(root, path));
+        }
+        resolve(&root.join(path))
+            .filter(|found| found.starts_with(root))
+            .ok_or_else(|| outside(root, path))
     }
+}
+
+fn outside(root: &Path, path: &Path) -> String {
+    format!(
+        "{} is not below {}, the data root of this worker: move it there, or start the worker with another one (--data-root, CARAVAN_DATA_ROOT)",
+        path.display(),
+        root.display()
+    )
+}
+
+/// The address of an object below the address `root`, or of one that `path` names from there on.
+fn below(root: &Path, path: &Path) -> Option<PathBuf> {
+    let (root, path) = (root.to_str()?.trim_end_matches('/'), path.to_str()?);
+    let rest = match path.strip_prefix(root).and_then(|rest| rest.strip_prefix('/')) {
+        Some(rest) => rest,
+        None if path.starts_with('/') || data::is_address(Path::new(path)) => return None,
+        None => path,
+    };
+    let is_plain = |part: &str| !matches!(part, "" | "." | "..") && !part.contains(['%', '?', '#']);
+    let is_below = data::is_address(Path::new(root)) && rest.split('/').all(is_plain);
+    is_below.then(|| format!("{root}/{rest}").into())
 }
 
 /// `path` without links and `..`. The part that does not exist yet has neither.
@@ -130,6 +156,39 @@ mod tests {
                 assert!(said.contains(name) && said.contains("--data-root"), "{said}");
             }
         }
+    }
+
+    #[test]
+    fn only_objects_below_an_address_are_read() {
+        let root = root(Path::new("s3://bucket/data/"));
+        for (path, found) in
+            [("s3://bucket/data/a", "s3://bucket/data/a"), ("a/b.gz", "s3://bucket/data/a/b.gz")]
+        {
+            assert_eq!(root.allow(Path::new(path)), Ok(found.into()), "{path}");
+        }
+        for path in [
+            "s3://bucket/database/a",
+            "s3://other/data/a",
+            "http://bucket/data/a",
+            "s3://bucket/data/../a",
+            "../a",
+            "a/%2e%2e/b",
+            "a?b",
+            "/etc/passwd",
+            "file:///etc/passwd",
+            "",
+        ] {
+            root.allow(Path::new(path)).expect_err(path);
+        }
+        let folder = Folder::new("data-root-of-files");
+        let files = DataRoot::of(&NodeConfig {
+            data_root: Some(folder.path().to_path_buf()),
+            ..NodeConfig::default()
+        });
+        let said = files.and_then(|root| root.allow(Path::new("http://169.254.1.1/secret")));
+        assert!(said.is_err_and(|said| said.contains("is not below")));
+        let anywhere = DataRoot::anywhere().allow(Path::new("s3://bucket/a"));
+        assert_eq!(anywhere, Ok("s3://bucket/a".into()));
     }
 
     #[test]

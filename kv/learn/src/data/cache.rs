@@ -23,7 +23,7 @@ use std::time::UNIX_EPOCH;
 use crc_fast::{CrcAlgorithm, Digest, crc32_iscsi};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use super::{PackedRows, Shard};
+use super::{PackedRows, Shard, is_address, without_scheme};
 use crate::replace_file::{Replacement, open_plain};
 use crate::{Error, Result};
 
@@ -71,6 +71,11 @@ pub(super) fn identity(paths: &[PathBuf], shard: Shard) -> Result<String> {
     let mut text = format!("shard {} of {}\n", shard.index, shard.count);
     for path in paths {
         let look = || -> std::io::Result<_> {
+            if is_address(path) {
+                let why = "nobody knows when an object changes: leave out the cache of its rows";
+                return Err(std::io::Error::new(ErrorKind::Unsupported, why));
+            }
+            let path = &without_scheme(path);
             let found = fs::metadata(path)?;
             let changed = found.modified()?.duration_since(UNIX_EPOCH).unwrap_or_default();
             Ok((fs::canonicalize(path)?, found.len(), changed.as_nanos()))

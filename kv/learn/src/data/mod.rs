@@ -13,6 +13,7 @@ mod columns;
 mod criteo;
 mod cuts;
 mod grouped;
+mod input;
 mod kept;
 pub mod libsvm;
 mod number;
@@ -20,6 +21,8 @@ mod ordered;
 mod packed;
 mod read;
 mod read_ahead;
+#[cfg(feature = "object-stores")]
+mod remote;
 pub mod source;
 mod store;
 
@@ -29,6 +32,7 @@ pub use columns::Columns;
 pub(crate) use columns::for_each;
 pub(crate) use cuts::cut_file;
 pub use cuts::{Cut, cut};
+pub(crate) use input::{Input, is_address, without_scheme};
 pub(crate) use kept::{BLOCK_ROWS, KeptRows, Share};
 pub(crate) use number::{parse_key, parse_value};
 pub use packed::PackedRows;
