@@ -106,6 +106,9 @@ operations! {
     Whole = 27 by Server,
     /// A failure: the server thread that asked counts as lost.
     Lost = 28 by Nobody,
+    /// In the head of [`Op::Replicate`]: a request that was refused, so that no copy takes it for
+    /// one that was applied.
+    Refused = 29 by Nobody,
 }
 
 /// Bit of the operation of a push that ends its worker's iteration: the worker has finished all

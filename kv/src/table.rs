@@ -344,7 +344,8 @@ impl TableSpec {
         }
         let checked = match self.consistency {
             Some(_) if self.replicas > 0 => {
-                Err("a table with a consistency model has no replicas yet".to_owned())
+                Err("a table with a consistency model has no replicas yet: leave one of them out"
+                    .to_owned())
             }
             Some(consistency) => consistency.check(),
             None if self.once => Err("once needs iterations, so a consistency model".to_owned()),

@@ -7,6 +7,8 @@
 
 #[path = "support/simulated.rs"]
 mod cluster;
+#[path = "support/ticks.rs"]
+mod ticks;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -22,6 +24,7 @@ use caravan_kv::{
 use caravan_van::KeyRange;
 use caravan_van::sim::{Network, Node, for_each_seed};
 use cluster::{Draws, connect, server_endpoint, weather};
+use ticks::{check_ticks, tick, with_ticks};
 
 const KEYS: u64 = 400;
 
@@ -29,15 +32,16 @@ const KEYS: u64 = 400;
 const ROUNDS: i64 = 25;
 
 /// A sparse table with lists of keys that servers remember, a dense one with blocks, and one whose
-/// rows have hidden values.
-fn tables() -> [TableSpec; 3] {
+/// rows have hidden values, and one whose shards are no rows.
+fn tables() -> [TableSpec; 4] {
     let keys = KeyRange::new(0, KEYS).unwrap();
     let sparse =
         TableSpec::new(11, "sparse", ValueType::I64, 1).filters("key-cache".parse().unwrap());
     let dense = TableSpec::new(12, "dense", ValueType::I64, 3).dense();
     let dense = dense.filters("mask".parse().unwrap());
     let steps = TableSpec::new(13, "steps", ValueType::F64, 1).handle("momentum");
-    [sparse, dense, steps].map(|spec| spec.keys(keys).placement(Placement::Even(3)))
+    let ticks = ticks::ticks(KEYS);
+    [sparse, dense, steps, ticks].map(|spec| spec.keys(keys).placement(Placement::Even(3)))
 }
 
 /// As `cluster::start`, and each server's moves as its node's result.
@@ -50,7 +54,8 @@ fn start(
         let stop = stop.clone();
         let node = network.spawn(&format!("server {index}"), move |network| {
             let endpoint = server_endpoint(network, index as u32);
-            let server = ServerThread::new(endpoint, index, count, Handles::default());
+            let handles = with_ticks(Handles::default());
+            let server = ServerThread::new(endpoint, index, count, handles);
             let mut server = server.move_by(300);
             server.run(&stop).unwrap();
             server.moves()
@@ -73,10 +78,12 @@ fn draw_keys(draws: &mut Draws) -> Vec<u64> {
     keys
 }
 
-/// Pushes and pulls at random; returns what was pushed to each key of the first two tables.
-fn work(worker: &mut Worker, seed: u64, node: u64) -> BTreeMap<u64, i64> {
+/// Pushes, pulls and commands at random; returns what was pushed to each key of the first two
+/// tables, and the counts of commands.
+fn work(worker: &mut Worker, seed: u64, node: u64) -> (BTreeMap<u64, i64>, Vec<Vec<u64>>) {
     let mut draws = Draws(seed << 8 | node);
-    let [sparse, dense, steps] = tables().map(|spec| worker.create_table(&spec).unwrap());
+    let mut counts: Vec<Vec<u64>> = Vec::new();
+    let [sparse, dense, steps, ticks] = tables().map(|spec| worker.create_table(&spec).unwrap());
     let mut pushed = BTreeMap::new();
     let mut own = 0;
     let mut waiting: VecDeque<(Timestamp, Option<i64>)> = VecDeque::new();
@@ -103,6 +110,9 @@ fn work(worker: &mut Worker, seed: u64, node: u64) -> BTreeMap<u64, i64> {
             waiting.push_back((worker.pull(dense, &[7]).unwrap(), Some(own)));
         }
         waiting.push_back((worker.push(steps, &[keys[0]], &[1.0]).unwrap(), None));
+        if draws.below(4) == 0 {
+            counts.push(tick(worker, ticks, counts.last().map_or(0, |last| last[0])));
+        }
         let run = Runs::range(keys[0]..KEYS.min(keys[0] + 9));
         run.iter().flatten().for_each(|key| *pushed.entry(key).or_default() += 1);
         let ones = vec![1i64; run.keys() as usize];
@@ -125,7 +135,7 @@ fn work(worker: &mut Worker, seed: u64, node: u64) -> BTreeMap<u64, i64> {
     for (timestamp, _) in waiting {
         worker.wait(timestamp).unwrap();
     }
-    pushed
+    (pushed, counts)
 }
 
 /// Moves random shards about.
@@ -134,7 +144,7 @@ fn shift(worker: &mut Worker, network: &Network, servers: usize, seed: u64) {
     let tables = tables().map(|spec| worker.create_table(&spec).unwrap());
     for _ in 0..12 {
         network.sleep(Duration::from_micros(draws.below(300)));
-        let table = tables[draws.below(3) as usize];
+        let table = tables[draws.below(4) as usize];
         let shards = worker.shards(table).unwrap();
         let shard = shards[draws.below(shards.len() as u64) as usize];
         let server = draws.below(servers as u64) as usize;
@@ -171,13 +181,16 @@ fn run(seed: u64) -> Vec<MoveCounters> {
         shift(&mut connect(network, 98, &to), network, servers, seed);
     });
     let mut sums = vec![0; KEYS as usize];
+    let mut ticked = Vec::new();
     for node in working {
-        let pushed = node.join().unwrap_or_else(|stopped| panic!("{stopped}"));
+        let (pushed, mut counts) = node.join().unwrap_or_else(|stopped| panic!("{stopped}"));
+        ticked.append(&mut counts);
         pushed.into_iter().for_each(|(key, value)| sums[key as usize] += value);
     }
     mover.join().unwrap_or_else(|stopped| panic!("{stopped}"));
+    check_ticks(&ticked, &format!("seed {seed}"));
     let mut worker = connect(&network, 99, &addresses);
-    let [sparse, dense, _] = tables().map(|spec| worker.create_table(&spec).unwrap());
+    let [sparse, dense, ..] = tables().map(|spec| worker.create_table(&spec).unwrap());
     assert_eq!(pull(&mut worker, sparse), sums);
     let rows = pull(&mut worker, dense);
     assert_eq!(rows.iter().step_by(3).copied().collect::<Vec<_>>(), sums);

@@ -6,25 +6,29 @@
 
 #[path = "support/simulated.rs"]
 mod cluster;
+#[path = "support/ticks.rs"]
+mod ticks;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use caravan_kv::consistency::Admission;
-use caravan_kv::server::{ChainCounters, Pulled, Request};
+use caravan_kv::server::{ChainCounters, Copies, Pulled, Request};
 use caravan_kv::{
     Apps, Cluster, ClusterConfig, Handles, Launch, Placement, ServerAddress, ServerThread, Shard,
     Table, TableSpec, Timestamp, ValueType, Worker,
 };
 use caravan_van::sim::{Faults, Network, for_each_seed};
 use caravan_van::wire::{Coding, Kind};
-use caravan_van::{Account, Arrival, Draft, KeyRange, PeerId, Pool, Values};
+use caravan_van::{Account, Arrival, Draft, KeyRange, PeerId, Pool, Value, Values};
 use cluster::{Draws, connect, endpoint_of, server_endpoint};
+use ticks::{check_ticks, tick, with_ticks};
 
 const KEYS: u64 = 60;
-const ROUNDS: u64 = 40;
+
+/// Rounds of requests of a worker, at least and at most; between them it waits for faults to come.
+const ROUNDS: [u64; 2] = [40, 2000];
 
 /// What all nodes of a run share besides the network: the oracle that says who is lost.
 #[derive(Clone, Default)]
@@ -34,6 +38,10 @@ struct Oracle {
     begun: Arc<AtomicU64>,
     /// Workers that have pushed everything.
     done: Arc<AtomicU64>,
+    /// Whether all faults have come.
+    is_calm: Arc<AtomicBool>,
+    /// By server, its copies.
+    copies: Arc<Mutex<BTreeMap<u64, Copies>>>,
     counters: Arc<Mutex<ChainCounters>>,
 }
 
@@ -49,58 +57,19 @@ impl Oracle {
         worker.watch_servers(watch, Duration::from_micros(300));
         worker
     }
-}
 
-/// Counts commands. A pull waits until there were as many as its clock says. It gives no rows away.
-#[derive(Default)]
-struct Ticks {
-    count: u64,
-    answer: [u8; 8],
-}
-
-impl Shard for Ticks {
-    fn admit(&self, request: &Request<'_>) -> Admission {
-        match request.pulls && request.clock > self.count {
-            true => Admission::AfterClock(request.clock),
-            false => Admission::Now,
-        }
+    /// A server that is not lost, and where `of` is true of its copies.
+    fn server(&self, of: impl Fn(&Copies) -> bool) -> Option<u64> {
+        let lost = self.lost.load(Ordering::Relaxed);
+        let copies = self.copies.lock().unwrap();
+        let mut living = copies.iter().filter(|(server, _)| lost & 1 << **server == 0);
+        living.find(|(_, copies)| of(copies)).map(|(server, _)| *server)
     }
 
-    fn clock(&self) -> u64 {
-        self.count
+    /// Whether all servers that are not lost know of `lost` others, and all copies are whole.
+    fn is_full(&self, lost: usize) -> bool {
+        self.server(|it| it.lost < lost || it.missing + it.coming > 0).is_none()
     }
-
-    fn push(&mut self, _request: &Request<'_>, _memory: &Pool) -> Result<(), String> {
-        Err("ticks are commands".to_owned())
-    }
-
-    fn pull(&mut self, _request: &Request<'_>) -> Result<Pulled<'_>, String> {
-        self.answer = self.count.to_le_bytes();
-        Ok(Pulled::Stored(&self.answer))
-    }
-
-    fn read(&mut self, _request: &Request<'_>, _into: &mut [u8]) {}
-
-    fn command(&mut self, _sender: u32, _body: &[u8]) -> Result<Vec<u8>, String> {
-        self.count += 1;
-        Ok(self.count.to_le_bytes().to_vec())
-    }
-}
-
-fn ticks(replicas: u32) -> TableSpec {
-    let spec = TableSpec::new(3, "ticks", ValueType::U64, 1).handle("ticks").replicas(replicas);
-    spec.keys(KeyRange::new(0, KEYS).unwrap())
-}
-
-/// Commands all shards, behind a pull that waits for this; returns their counts.
-fn tick(worker: &mut Worker, table: Table, before: u64) -> Vec<u64> {
-    worker.set_clock(before + 1);
-    let pulled = worker.pull(table, &[0]).unwrap();
-    let ticked = worker.command(table, &[]).unwrap();
-    worker.set_clock(0);
-    let counts = worker.wait(ticked).unwrap().replies;
-    assert!(worker.wait(pulled).unwrap().values::<u64>()[0] > before);
-    counts.iter().map(|count| u64::from_le_bytes(count[..].try_into().unwrap())).collect()
 }
 
 fn start(
@@ -113,10 +82,16 @@ fn start(
         let (stop, oracle) = (stop.clone(), oracle.clone());
         network.spawn(&format!("server {index}"), move |network| {
             let endpoint = server_endpoint(network, index as u32);
-            let handles = Handles::default().with("ticks", |_, _, _| Ok(Box::<Ticks>::default()));
+            let handles = with_ticks(Handles::default());
             let server = ServerThread::new(endpoint, index, count, handles);
             let mut server = server.move_by(100);
-            server.run(&stop).unwrap();
+            while !stop.load(Ordering::Relaxed) {
+                let is_busy = server.step().unwrap();
+                oracle.copies.lock().unwrap().insert(index as u64, server.copies());
+                if !is_busy {
+                    network.sleep(Duration::from_micros(100));
+                }
+            }
             *oracle.counters.lock().unwrap() += server.chains();
         });
         network.sleep(Duration::from_micros(1)); // keeps addresses in order
@@ -154,14 +129,17 @@ fn work(
 ) -> (Vec<i64>, Vec<Vec<u64>>) {
     let mut draws = Draws(seed << 8 | node);
     let [sums, steps] = tables(replicas).map(|spec| worker.create_table(&spec).unwrap());
-    let ticks = worker.create_table(&ticks(replicas)).unwrap();
+    let ticks = worker.create_table(&ticks::ticks(KEYS).replicas(replicas)).unwrap();
     let mut counts: Vec<Vec<u64>> = Vec::new();
     oracle.begun.fetch_add(1, Ordering::Relaxed);
     let mut pushed = vec![0; KEYS as usize];
     let mut own = 0;
     let mut waiting: VecDeque<(Timestamp, Option<i64>)> = VecDeque::new();
     let mut seen: BTreeMap<u64, i64> = BTreeMap::new();
-    for _ in 0..ROUNDS {
+    for round in 0..ROUNDS[1] {
+        if round >= ROUNDS[0] && oracle.is_calm.load(Ordering::Relaxed) {
+            break;
+        }
         network.sleep(Duration::from_micros(draws.below(700)));
         let keys = draw_keys(&mut draws, node);
         let values: Vec<i64> = keys.iter().map(|_| 1 + draws.below(9) as i64).collect();
@@ -212,8 +190,10 @@ fn pull<V: caravan_van::Value>(worker: &mut Worker, table: Table) -> Vec<V> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Fault {
     Nothing,
-    /// A server dies.
+    /// Servers die, as many as there are copies.
     Crash,
+    /// Servers die, each when the copies of those before were made good, until one is left.
+    Again,
     /// A server stops and wakes when it counts as lost.
     Pause,
     /// The lane of a worker to a server breaks.
@@ -222,16 +202,71 @@ enum Fault {
     CutServers,
 }
 
-const FAULTS: [Fault; 5] =
-    [Fault::Nothing, Fault::Crash, Fault::Pause, Fault::CutWorker, Fault::CutServers];
+const FAULTS: [Fault; 6] =
+    [Fault::Nothing, Fault::Crash, Fault::Again, Fault::Pause, Fault::CutWorker, Fault::CutServers];
 
-/// Brings faults about; `losses` servers may be lost.
-fn act(network: &Network, oracle: &Oracle, fault: Fault, sizes: [u64; 3], draws: &mut Draws) {
+/// What a server was at when it died or stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum At {
+    /// Its copies were whole.
+    Rest,
+    /// The next thread had no whole copy.
+    Gives,
+    /// A copy was coming to it.
+    Takes,
+}
+
+impl At {
+    fn of(copies: Copies) -> At {
+        match copies {
+            Copies { coming: 1.., .. } => At::Takes,
+            Copies { missing: 1.., .. } => At::Gives,
+            Copies { .. } => At::Rest,
+        }
+    }
+}
+
+/// Waits until something is so, but not for ever; returns whether it is.
+fn wait_until(network: &Network, is_so: impl Fn() -> bool) -> bool {
+    (0..4000).any(|_| {
+        network.sleep(Duration::from_micros(50));
+        is_so()
+    })
+}
+
+/// Brings faults about; `losses` servers may be lost at once. Returns what they were at.
+fn act(
+    network: &Network,
+    oracle: &Oracle,
+    fault: Fault,
+    sizes: [u64; 3],
+    draws: &mut Draws,
+) -> Vec<At> {
     let [servers, workers, losses] = sizes;
     let mut lost = Vec::new();
-    for _ in 0..if matches!(fault, Fault::Crash | Fault::Pause) { losses } else { 4 } {
+    let mut at = Vec::new();
+    let times = match fault {
+        Fault::Crash | Fault::Pause => losses,
+        Fault::Again => servers - 1,
+        Fault::Nothing | Fault::CutWorker | Fault::CutServers => 4,
+    };
+    for _ in 0..times {
         network.sleep(Duration::from_micros(draws.below(12_000)));
-        let server = draws.below(servers);
+        let mut server = draws.below(servers);
+        if fault == Fault::Again {
+            assert!(wait_until(network, || oracle.is_full(lost.len())), "a copy is missing");
+            while lost.contains(&server) {
+                server = (server + 1) % servers;
+            }
+        } else if !lost.is_empty() && draws.below(2) == 0 {
+            // In the middle of a copy, at either of its ends.
+            let is_copied = |it: &Copies| it.coming > 0 || it.missing > 0;
+            wait_until(network, || oracle.server(is_copied).is_some());
+            let takes = draws.below(2) == 0;
+            let end = oracle.server(|it| it.coming > 0).filter(|_| takes);
+            server = end.or_else(|| oracle.server(is_copied)).unwrap_or(server);
+        }
+        let state = oracle.copies.lock().unwrap().get(&server).copied().unwrap_or_default();
         let name = format!("server {server}");
         let detected = Duration::from_micros(500 + draws.below(8000));
         match fault {
@@ -245,24 +280,28 @@ fn act(network: &Network, oracle: &Oracle, fault: Fault, sizes: [u64; 3], draws:
                 network.cut(&other, &name, Duration::from_millis(5 + draws.below(10)));
             }
             Fault::Crash | Fault::Pause if lost.contains(&server) => {}
-            Fault::Crash => {
+            Fault::Crash | Fault::Again => {
                 lost.push(server);
+                at.push(At::of(state));
                 network.crash(&name);
                 network.sleep(detected);
                 oracle.lost.fetch_or(1 << server, Ordering::Relaxed);
             }
             Fault::Pause => {
                 lost.push(server);
+                at.push(At::of(state));
                 network.freeze(&name, detected + Duration::from_micros(draws.below(6000)));
                 network.sleep(detected);
                 oracle.lost.fetch_or(1 << server, Ordering::Relaxed);
             }
         }
     }
+    oracle.is_calm.store(true, Ordering::Relaxed);
+    at
 }
 
-fn run(seed: u64) -> (Fault, ChainCounters) {
-    let fault = FAULTS[(seed % 5) as usize];
+fn run(seed: u64) -> (Fault, ChainCounters, Vec<At>) {
+    let fault = FAULTS[(seed % 6) as usize];
     let detection = Duration::from_millis(4);
     let network = Network::new(seed, Faults { detection, ..Faults::jittery() });
     let mut draws = Draws(seed);
@@ -293,44 +332,41 @@ fn run(seed: u64) -> (Fault, ChainCounters) {
                 network.sleep(Duration::from_micros(100));
             }
             let sizes = [servers as u64, workers, u64::from(replicas)];
-            act(network, &oracle, fault, sizes, &mut draws);
+            act(network, &oracle, fault, sizes, &mut draws)
         })
     };
-    fate.join().unwrap_or_else(|stopped| panic!("seed {seed}: {stopped}"));
+    let at = fate.join().unwrap_or_else(|stopped| panic!("seed {seed}: {stopped}"));
     let joined = nodes.into_iter().map(|node| node.join());
     let joined: Vec<_> =
         joined.map(|it| it.unwrap_or_else(|stopped| panic!("seed {seed}: {stopped}"))).collect();
     let mut sums = vec![0; KEYS as usize];
-    let mut ticked = vec![Vec::new(); servers];
-    for ((pushed, counts), ..) in &joined {
+    for ((pushed, _), ..) in &joined {
         sums.iter_mut().zip(pushed).for_each(|(sum, pushed)| *sum += pushed);
-        counts.iter().for_each(|of| ticked.iter_mut().zip(of).for_each(|(all, it)| all.push(*it)));
     }
-    for mut counts in ticked {
-        counts.sort_unstable();
-        let each_once = counts.iter().copied().eq(1..=counts.len() as u64);
-        assert!(each_once, "seed {seed}, {fault:?}: commands were counted {counts:?}");
-    }
+    let counts = joined.iter().flat_map(|((_, counts), ..)| counts);
+    check_ticks(counts, &format!("seed {seed}, {fault:?}"));
     for (_, found, steps) in &joined {
         assert_eq!(*found, sums, "seed {seed}, {fault:?}");
         assert_eq!(*steps, joined[0].2, "seed {seed}: all read the same");
     }
     stop.store(true, Ordering::Relaxed);
-    network.sleep(Duration::from_millis(300));
+    network.sleep(Duration::from_millis(2));
     let counters = *oracle.counters.lock().unwrap();
-    (fault, counters)
+    (fault, counters, at)
 }
 
-#[test]
-fn nothing_is_lost_or_doubled_when_servers_die() {
+fn nothing_is_lost_or_doubled(seeds: u64) {
     let mut sums: BTreeMap<Fault, ChainCounters> = BTreeMap::new();
-    for_each_seed(200, |seed| {
-        let (fault, counters) = run(seed);
+    let mut pairs: BTreeMap<(Fault, At), u64> = BTreeMap::new();
+    for_each_seed(seeds, |seed| {
+        let (fault, counters, at) = run(seed);
         *sums.entry(fault).or_default() += counters;
+        at.into_iter().for_each(|at| *pairs.entry((fault, at)).or_default() += 1);
     });
     for (fault, counters) in &sums {
         println!("{fault:?}: {counters:?}");
     }
+    println!("{pairs:?}");
     if std::env::var("CARAVAN_SEED").is_err() {
         let met = |fault, count: fn(&ChainCounters) -> u64| count(&sums[&fault]) > 0;
         for fault in FAULTS {
@@ -340,7 +376,25 @@ fn nothing_is_lost_or_doubled_when_servers_die() {
         assert!(met(Fault::CutWorker, |it| it.repeated));
         assert!(met(Fault::CutServers, |it| it.passed_again));
         assert!(met(Fault::Pause, |it| it.refused) && met(Fault::Pause, |it| it.copied));
+        assert!(met(Fault::Again, |it| it.repeated) && met(Fault::Again, |it| it.copied));
+        for fault in [Fault::Crash, Fault::Pause] {
+            let met = |at| pairs.get(&(fault, at)).is_some_and(|count| *count > 0);
+            assert!(met(At::Rest) && met(At::Gives) && met(At::Takes), "{fault:?} in {pairs:?}");
+        }
+        assert!(pairs[&(Fault::Again, At::Rest)] > 0);
     }
+}
+
+#[test]
+fn nothing_is_lost_or_doubled_when_servers_die() {
+    nothing_is_lost_or_doubled(200);
+}
+
+/// `cargo test -p caravan-kv --test replicas -- --ignored`
+#[test]
+#[ignore = "minutes"]
+fn nothing_is_lost_or_doubled_in_ten_thousand_runs() {
+    nothing_is_lost_or_doubled(10_000);
 }
 
 /// Clients of one process count their requests from the beginning, each for itself.
@@ -483,6 +537,141 @@ fn a_primary_without_memory_and_its_copy_stay_equal() {
     let sums = driver.join().unwrap_or_else(|stopped| panic!("{stopped}"));
     stop.store(true, Ordering::Relaxed);
     assert_eq!(sums, (1, 1), "of the primary, and of its copy");
+}
+
+/// A sum for each key, which takes memory of its own.
+struct Charged {
+    rows: BTreeMap<u64, i64>,
+    memory: Account,
+    answer: [u8; 8],
+}
+
+impl Shard for Charged {
+    fn push(&mut self, request: &Request<'_>, _memory: &Pool) -> Result<(), String> {
+        self.memory.add(64).map_err(|error| error.to_string())?;
+        let values = i64::view(request.values).ok_or("sums are integers")?;
+        let pushed = request.keys.iter().zip(values);
+        pushed.for_each(|(key, value)| *self.rows.entry(*key).or_default() += value);
+        Ok(())
+    }
+
+    fn pull(&mut self, request: &Request<'_>) -> Result<Pulled<'_>, String> {
+        let sum = self.rows.get(&request.keys[0]).copied().unwrap_or_default();
+        self.answer = sum.to_le_bytes();
+        Ok(Pulled::Stored(&self.answer))
+    }
+
+    fn read(&mut self, _request: &Request<'_>, _into: &mut [u8]) {}
+}
+
+/// Two servers with [`Charged`] as "charged"; the first has no memory while `is_full`.
+fn start_full(
+    network: &Network,
+    is_full: &Arc<AtomicBool>,
+) -> (Vec<ServerAddress>, Arc<AtomicBool>) {
+    let stop = Arc::new(AtomicBool::new(false));
+    for index in 0..2 {
+        let (is_full, stop) = (is_full.clone(), stop.clone());
+        network.spawn(&format!("server {index}"), move |network| {
+            let endpoint = server_endpoint(network, index as u32);
+            let pool = endpoint.lanes.memory().clone();
+            let mut account = Account::new(&pool, "everything");
+            let handles = Handles::default().with("charged", |_, _, memory| {
+                let memory = Account::new(memory, "sums");
+                Ok(Box::new(Charged { rows: BTreeMap::new(), memory, answer: [0; 8] }))
+            });
+            let mut server = ServerThread::new(endpoint, index, 2, handles);
+            while !stop.load(Ordering::Relaxed) {
+                match is_full.load(Ordering::Relaxed) && index == 0 {
+                    true => {
+                        (0..64).for_each(|part| drop(account.add(pool.bytes_left() >> part)));
+                    }
+                    false => account.set(0).unwrap(),
+                }
+                server.step().unwrap();
+                network.sleep(Duration::from_micros(20));
+            }
+        });
+        network.sleep(Duration::from_micros(1)); // keeps addresses in order
+    }
+    let at =
+        |index| ServerAddress { name: format!("server {index}"), address: format!("sim:{index}") };
+    ((0..2).map(at).collect(), stop)
+}
+
+/// Fills and empties the memory of the first server, and breaks its lane to the worker, until
+/// `done`.
+fn trouble(network: &Network, seed: u64, is_full: &AtomicBool, done: &AtomicBool) {
+    let mut draws = Draws(seed);
+    while !done.load(Ordering::Relaxed) {
+        network.sleep(Duration::from_micros(20 + draws.below(200)));
+        is_full.store(draws.below(2) == 0, Ordering::Relaxed);
+        if draws.below(8) == 0 {
+            network.cut("worker", "server 0", Duration::from_micros(1200));
+        }
+    }
+    is_full.store(false, Ordering::Relaxed);
+}
+
+/// Pushes once to each key; returns the refusals.
+fn push_to_all(worker: &mut Worker, table: Table, keys: u64) -> BTreeMap<u64, String> {
+    let mut waiting = VecDeque::new();
+    let mut refused = BTreeMap::new();
+    for key in 0..keys {
+        waiting.push_back((key, worker.push(table, &[key], &[1_i64]).unwrap()));
+        while waiting.len() > 3 || key + 1 == keys && !waiting.is_empty() {
+            let (key, pushed) = waiting.pop_front().unwrap();
+            if let Err(error) = worker.wait(pushed) {
+                refused.insert(key, error.to_string());
+            }
+        }
+    }
+    refused
+}
+
+/// What was refused is not acknowledged when it comes again, and in no copy: each sum says whether
+/// its push was acknowledged.
+#[test]
+fn what_was_refused_is_refused_again() {
+    let mut again = 0;
+    for_each_seed(20, |seed| {
+        let detection = Duration::from_millis(1);
+        let network = Network::new(seed, Faults { detection, ..Faults::jittery() });
+        let is_full = Arc::new(AtomicBool::new(false));
+        let done = Arc::new(AtomicBool::new(false));
+        let (addresses, stop) = start_full(&network, &is_full);
+        let worker = network.spawn("worker", move |network| {
+            let oracle = Oracle::default();
+            let mut worker = oracle.connect(network, 100, &addresses);
+            let spec = TableSpec::new(1, "sums", ValueType::I64, 1).handle("charged").replicas(1);
+            let spec = spec.placement(Placement::Cut(vec![(0, 0)]));
+            let table = worker.create_table(&spec).unwrap();
+            let pushed = worker.push(table, &[99], &[1_i64]).unwrap();
+            worker.wait(pushed).unwrap();
+            let (full, ended) = (is_full.clone(), done.clone());
+            let fate = network.spawn("fate", move |network| trouble(network, seed, &full, &ended));
+            let refused = push_to_all(&mut worker, table, 60);
+            done.store(true, Ordering::Relaxed);
+            fate.join().unwrap_or_else(|stopped| panic!("{stopped}"));
+            for of in ["the first", "the copy"] {
+                if of == "the copy" {
+                    network.crash("server 0");
+                    oracle.lost.store(1, Ordering::Relaxed);
+                }
+                for key in 0..60 {
+                    let pulled = worker.pull(table, &[key]).unwrap();
+                    let sum = worker.wait(pulled).unwrap().values::<i64>()[0];
+                    let expected = i64::from(!refused.contains_key(&key));
+                    assert_eq!(sum, expected, "seed {seed}, {of}, key {key}: {refused:?}");
+                }
+            }
+            refused.values().filter(|why| why.contains("refused before")).count()
+        });
+        again += worker.join().unwrap_or_else(|stopped| panic!("seed {seed}: {stopped}"));
+        stop.store(true, Ordering::Relaxed);
+    });
+    println!("{again} pushes were refused again");
+    assert!(again > 0 || std::env::var("CARAVAN_SEED").is_ok());
 }
 
 /// The first answer to a message with this operation, from a node of this role.

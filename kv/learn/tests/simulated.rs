@@ -118,24 +118,41 @@ fn four_workers_have_one_result_to_the_bit() {
     one_result_to_the_bit(6);
 }
 
-/// A run on 3 servers, one of which dies at this time if there is one. Returns the weights and the
-/// objectives as bits, and the time that training took.
-fn train_outliving(seed: u64, job: &Job, dies: Option<Duration>) -> (Vec<[u64; 2]>, Duration) {
+/// A run on some servers, and what becomes of them.
+struct Fate {
+    seed: u64,
+    servers: usize,
+    /// Losses that the cluster allows.
+    losses: usize,
+    /// When servers die, each time another one, after the one before.
+    dies: Vec<Duration>,
+}
+
+/// The weights and the objectives as bits, and the time that training took.
+type Outlived = (Vec<[u64; 2]>, Duration);
+
+/// Trains, or returns why that ended.
+fn train_outliving(job: &Job, fate: Fate) -> Result<Outlived, String> {
+    let Fate { seed, servers, losses, dies } = fate;
     let network = Network::new(seed, Faults::jittery());
     let (job, began) = (job.clone(), Arc::new(AtomicBool::new(false)));
-    let fate = dies.map(|after| {
+    let dying = {
         let began = began.clone();
         network.spawn("fate", move |network| {
             while !began.load(Ordering::Relaxed) {
                 network.sleep(Duration::from_micros(20));
             }
-            network.sleep(after);
-            network.crash(&format!("server {}", seed % 3));
+            for (at, after) in dies.into_iter().enumerate() {
+                network.sleep(after);
+                // Neighbours in the chains, or not.
+                let server = seed as usize + at * (1 + seed as usize / servers % 2);
+                network.crash(&format!("server {}", server % servers));
+            }
         })
-    });
+    };
     let scheduler = network.spawn("scheduler", move |_| {
-        let mut config = ClusterConfig { servers: 3, workers: 3, ..ClusterConfig::default() };
-        config.node.server_losses_max = job.replicas as usize;
+        let mut config = ClusterConfig { servers, workers: 3, ..ClusterConfig::default() };
+        config.node.server_losses_max = losses;
         let launch =
             Launch::Simulated(dbpg::handles(Handles::default()), dbpg::apps(Apps::default()));
         let mut cluster = Cluster::launch(&config, launch).unwrap();
@@ -143,38 +160,91 @@ fn train_outliving(seed: u64, job: &Job, dies: Option<Duration>) -> (Vec<[u64; 2
         let start = cluster.now();
         let mut bits = Vec::new();
         let passed = |pass: &Progress| bits.push([pass.pass, pass.objective.to_bits()]);
-        let trained = dbpg::train(&mut cluster, &job, passed).unwrap();
+        let trained = dbpg::train(&mut cluster, &job, passed).map_err(|error| error.to_string())?;
         let took = cluster.now() - start;
         bits.extend(trained.model.iter().map(|(key, weight)| [key, weight.to_bits()]));
         cluster.shutdown().unwrap();
-        (bits, took)
+        Ok((bits, took))
     });
     let trained = scheduler.join().unwrap_or_else(|stopped| panic!("seed {seed}: {stopped}"));
-    fate.into_iter().for_each(|fate| drop(fate.join()));
+    drop(dying.join());
     trained
 }
 
-/// Wherever a server dies in a run with copies, none of its bits is another one: nothing is lost,
-/// and nothing is applied twice.
-#[test]
-fn a_server_that_dies_changes_no_bit() {
-    let plain = Job { replicas: 1, ..published(example_file("copies"), 6) };
+/// Jobs with one copy of each part: the published method, and one with everything that has tables.
+fn jobs_with_copies(test: &str) -> [Job; 2] {
+    let plain = Job { replicas: 1, ..published(example_file(test), 6) };
     let all = Job {
         filters: "screen,kkt,key-cache,snappy".parse().unwrap(),
         tail: Some(Tail::new(2)),
         replicas: 1,
         ..Job::new(plain.files.clone(), 1.0)
     };
-    for job in [&plain, &all] {
-        let (expected, took) = train_outliving(1, job, None);
+    [plain, all]
+}
+
+/// Wherever a server dies in a run with copies, none of its bits is another one: nothing is lost,
+/// and nothing is applied twice.
+#[test]
+fn a_server_that_dies_changes_no_bit() {
+    let jobs = jobs_with_copies("copies");
+    for job in &jobs {
+        let fate = |seed, dies| Fate { seed, servers: 3, losses: 1, dies };
+        let (expected, took) = train_outliving(job, fate(1, Vec::new())).unwrap();
         assert!(expected.len() > 5);
         for_each_seed(12, |seed| {
             let dies = took * (1 + seed as u32 * 8 % 97) / 100;
-            let (bits, slower) = train_outliving(seed, job, Some(dies));
+            let (bits, slower) = train_outliving(job, fate(seed, vec![dies])).unwrap();
             assert_eq!(bits, expected, "seed {seed}, which takes {slower:?}");
         });
     }
-    std::fs::remove_file(&plain.files[0]).unwrap();
+    std::fs::remove_file(&jobs[0].files[0]).unwrap();
+}
+
+/// Four of five servers die, one after the other, each when the chains of those that are left are
+/// filled up: one copy is enough, and no bit is another one.
+fn servers_that_die_again_and_again(seeds: u64) {
+    let jobs = jobs_with_copies(&format!("again-{seeds}"));
+    for job in &jobs {
+        let fate = |seed, dies| Fate { seed, servers: 5, losses: 4, dies };
+        let (expected, took) = train_outliving(job, fate(1, Vec::new())).unwrap();
+        println!("{took:?}");
+        for_each_seed(seeds, |seed| {
+            let gap = took / 6;
+            let first = gap * (seed as u32 * 13 % 100) / 100;
+            let (bits, _) = train_outliving(job, fate(seed, vec![first, gap, gap, gap])).unwrap();
+            assert_eq!(bits, expected, "seed {seed}");
+        });
+    }
+    std::fs::remove_file(&jobs[0].files[0]).unwrap();
+}
+
+#[test]
+fn servers_that_die_again_and_again_change_no_bit() {
+    servers_that_die_again_and_again(10);
+}
+
+/// `cargo test -p caravan-learn --test simulated -- --ignored`
+#[test]
+#[ignore = "minutes"]
+fn servers_that_die_again_and_again_change_no_bit_in_a_thousand_runs() {
+    servers_that_die_again_and_again(500);
+}
+
+/// Where no server is left to copy to, the next death ends the run, and its error says why.
+#[test]
+fn the_death_of_the_last_copy_ends_the_run() {
+    let jobs = jobs_with_copies("last");
+    let (_, took) =
+        train_outliving(&jobs[0], Fate { seed: 1, servers: 2, losses: 1, dies: Vec::new() })
+            .unwrap();
+    for (losses, why) in [(1, "CARAVAN_SERVER_LOSSES_MAX"), (2, "?")] {
+        let dies = vec![took / 4, took / 4];
+        let ended = train_outliving(&jobs[0], Fate { seed: 1, servers: 2, losses, dies });
+        let ended = ended.unwrap_err();
+        assert!(ended.contains(why), "{ended}");
+    }
+    std::fs::remove_file(&jobs[0].files[0]).unwrap();
 }
 
 /// `cargo test -p caravan-learn --test simulated -- --ignored`

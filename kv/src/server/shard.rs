@@ -163,8 +163,9 @@ pub trait Shard {
 
     /// Copies rows into an empty `extract`, in the order of their keys: those from key `from` on,
     /// one at least, and no more once that has `bytes_max` bytes. Returns the key to go on from;
-    /// `None` if there are no others. A shard that can be moved has no state but its rows; a push
-    /// changes the rows of its keys, and a command none, unless [`Shard::changes_rows`] says so.
+    /// `None` if there are no others. A shard that gives rows has no state but these; a push
+    /// changes the rows of its keys, and a command none, unless [`Shard::changes_rows`] says so. One
+    /// with other state is moved and copied by its [`Shard::image`].
     ///
     /// # Errors
     /// The reason why such shards cannot be moved.
@@ -189,6 +190,24 @@ pub trait Shard {
         _memory: &Pool,
     ) -> Result<(), String> {
         Err("shards of this table's handle cannot be moved".to_owned())
+    }
+
+    /// Most bytes of the shard's image, if it is moved and copied by that; the same `Some` or `None`
+    /// for all shards of a handle.
+    fn image_bytes(&self) -> Option<usize> {
+        None
+    }
+
+    /// Appends to `image` all in which this shard differs from a new one of the same table and
+    /// keys: after [`Shard::restore`] that one does the same for the same requests.
+    fn image(&self, _image: &mut Vec<u8>) {}
+
+    /// Takes over the state of another shard of the same table and keys. This one is new.
+    ///
+    /// # Errors
+    /// The reason why the image is invalid, or that memory is short. The shard is not used then.
+    fn restore(&mut self, _image: &[u8], _memory: &Pool) -> Result<(), String> {
+        Err("shards of this table's handle have no image".to_owned())
     }
 
     /// Removes the rows of those of the sorted `keys` that have one. They read as new from then on.

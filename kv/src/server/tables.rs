@@ -7,6 +7,7 @@ mod cut;
 mod entry;
 mod filtered;
 mod governor;
+mod image;
 mod moving;
 mod numbers;
 mod outcome;
@@ -17,9 +18,9 @@ use std::io::{self, Write};
 
 use caravan_van::{Lanes, Message, PeerId, Pool};
 
-pub use self::chain::ChainCounters;
 use self::chain::Chains;
 pub(super) use self::chain::RETRY;
+pub use self::chain::{ChainCounters, Copies};
 pub(super) use self::entry::Entry;
 use self::entry::Known;
 use self::filtered::{apply, serve_filtered};

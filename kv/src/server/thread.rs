@@ -16,7 +16,7 @@ use caravan_van::{Counters, Endpoint};
 
 use self::service::ShardService;
 use super::handle::Handles;
-use super::tables::{ChainCounters, MoveCounters};
+use super::tables::{ChainCounters, Copies, MoveCounters};
 use crate::error::Result;
 use crate::filter::Traffic;
 use crate::table::TableSpec;
@@ -90,6 +90,11 @@ impl ServerThread {
     /// The counters of the copies of shards along chains.
     pub fn chains(&self) -> ChainCounters {
         self.service.tables.chains()
+    }
+
+    /// How far the copies of this thread's shards are.
+    pub fn copies(&self) -> Copies {
+        self.service.tables.copies()
     }
 
     /// Serves until `stop` is set.

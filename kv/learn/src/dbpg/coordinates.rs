@@ -6,6 +6,7 @@
 use std::ops::Range;
 
 use super::blocks::{KeyBlock, gallop};
+use super::image::{self, Reader, Writer};
 use super::proximal::Proximal;
 
 /// How far inside ±λ a gradient may be, as a share of λ, and still count as on the border. Near the
@@ -85,6 +86,26 @@ impl BlockSum {
     }
 }
 
+impl BlockSum {
+    pub(super) fn write(&self, image: &mut Writer<'_>) {
+        let BlockSum { gradient, curvature, parts } = self;
+        image.list(gradient);
+        image.list(curvature);
+        image.flags(parts.iter().map(|parts| *parts as u8));
+    }
+
+    /// Reads the sums of a block of `len` coordinates.
+    pub(super) fn read(image: &mut Reader<'_>, len: usize) -> Result<BlockSum, String> {
+        let (gradient, curvature) = (image.list()?, image.list()?);
+        let flag = |flag: &u8| [Parts::All, Parts::Some, Parts::None].get(*flag as usize).copied();
+        let parts: Option<Vec<Parts>> = image.flags()?.iter().map(flag).collect();
+        let parts = parts.ok_or("the image of a shard is damaged: a sum without its parts")?;
+        let sum = BlockSum { gradient, curvature, parts };
+        let lengths = [sum.gradient.len(), sum.curvature.len(), sum.parts.len()];
+        image::check(lengths == [len; 3], "sums of another block").map(|()| sum)
+    }
+}
+
 /// One server's coordinates and their state.
 #[derive(Debug, Clone)]
 pub struct Coordinates {
@@ -159,6 +180,32 @@ impl Coordinates {
         self.weights.push(weight);
         self.deltas.push(delta);
         self.active.push(active);
+    }
+
+    pub(super) fn write(&self, image: &mut Writer<'_>) {
+        let Coordinates { rule, keys, weights, deltas, active, steepest, narrow: _ } = self;
+        image.real(rule.lambda);
+        image.real(*steepest);
+        image.list(keys);
+        image.list(weights);
+        image.list(deltas);
+        image.flags(active.iter().map(|active| u8::from(*active)));
+    }
+
+    /// Takes over coordinates with the same rule, whose λ may be another one.
+    pub(super) fn read(&mut self, image: &mut Reader<'_>) -> Result<(), String> {
+        self.rule.lambda = image.real()?;
+        self.steepest = image.real()?;
+        self.keys = image::keys(image)?;
+        self.weights = image.list()?;
+        self.deltas = image.list()?;
+        self.active = image.flags()?.iter().map(|active| *active != 0).collect();
+        let lengths = [self.weights.len(), self.deltas.len(), self.active.len()];
+        image::check(lengths == [self.keys.len(); 3], "weights of other keys")?;
+        let is_sane = self.rule.lambda >= 0.0
+            && self.weights.iter().all(|weight| weight.is_finite())
+            && self.deltas.iter().all(|delta| *delta >= 0.0);
+        image::check(is_sane, "numbers that no run has")
     }
 
     /// All keys, sorted: `[n]`.

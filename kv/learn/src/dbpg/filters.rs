@@ -36,6 +36,8 @@ use caravan_kv::Error;
 use caravan_kv::filter::{Draws, Filters as TableFilters, Flow, Stage, Traffic};
 use serde::{Deserialize, Serialize};
 
+use super::image::{Reader, Writer};
+
 /// A pass that lowers the objective by at most this share of it is the last lossy one.
 pub(super) const LOSSLESS_FROM: f64 = 1e-3;
 
@@ -160,6 +162,17 @@ pub(crate) struct Lossy {
 impl Lossy {
     /// No loss.
     pub(super) const NONE: Lossy = Lossy { share: 1.0, threshold: 0.0, seed: 0 };
+
+    pub(super) fn write(&self, image: &mut Writer<'_>) {
+        let Lossy { share, threshold, seed } = *self;
+        image.real(share);
+        image.real(threshold);
+        image.number(seed);
+    }
+
+    pub(super) fn read(image: &mut Reader<'_>) -> Result<Lossy, String> {
+        Ok(Lossy { share: image.real()?, threshold: image.real()?, seed: image.number()? })
+    }
 
     /// Whether the column of a key skips a task: the same on all nodes.
     pub(super) fn skips(&self, task: u64) -> impl Fn(u64) -> bool + use<> {

@@ -41,6 +41,7 @@ pub mod example;
 mod filters;
 pub mod gradient;
 mod groups;
+mod image;
 mod job;
 mod load;
 mod logistic;

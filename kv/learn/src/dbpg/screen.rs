@@ -33,6 +33,7 @@ use caravan_kv::{TableSpec, ValueType};
 use caravan_van::{Account, KeyRange, Pool, Value};
 use serde::{Deserialize, Serialize};
 
+use super::image::{self, Reader, Writer};
 use crate::data::{ByKey, Share, pack_keys, unpack_keys};
 
 /// Name of this shard's update rule.
@@ -171,6 +172,11 @@ impl Sums {
         self.bounds = sum_bounds;
         self.memory.set(self.keys.len() * ENTRY_BYTES)
     }
+
+    fn write(&self, image: &mut Writer<'_>) {
+        image.list(&self.keys);
+        image.list(self.bounds.as_flattened());
+    }
 }
 
 impl caravan_kv::Shard for Sums {
@@ -194,6 +200,24 @@ impl caravan_kv::Shard for Sums {
 
     fn read(&mut self, _request: &Request<'_>, _into: &mut [u8]) {
         unreachable!("no pull is answered");
+    }
+
+    fn image_bytes(&self) -> Option<usize> {
+        Some(Writer::count(|image| self.write(image)))
+    }
+
+    fn image(&self, image: &mut Vec<u8>) {
+        self.write(&mut Writer::to(image));
+    }
+
+    fn restore(&mut self, image: &[u8], _memory: &Pool) -> Result<(), String> {
+        self.memory.set(image.len()).map_err(|error| error.to_string())?;
+        let mut image = Reader::of(image);
+        self.keys = image::keys(&mut image)?;
+        self.bounds = image::pairs(image.list()?)?;
+        image::check(self.bounds.len() == self.keys.len(), "bounds of other keys")?;
+        self.memory.release(self.memory.bytes() - self.keys.len() * ENTRY_BYTES);
+        image.end()
     }
 
     fn command(&mut self, _sender: u32, body: &[u8]) -> Result<Vec<u8>, String> {
@@ -222,6 +246,7 @@ mod tests {
 
     use super::*;
     use crate::data::{self, PackedRows};
+    use crate::dbpg::image::testing;
     use caravan_kv::Shard;
 
     #[test]
@@ -269,6 +294,11 @@ mod tests {
         assert!(error.contains("bounds of columns would take"), "{error}");
         assert_eq!(sums.keys, [0, 1, 4, u64::MAX]);
         assert_eq!(sums.bounds, [[7.0, 0.0], [1.0, 2.0], [4.0, 1.0], [5.0, 5.0]]);
+        let new = || Sums::new(&Pool::new(1 << 20));
+        let add = |sums: &mut Sums| drop(sums.add(&[2, 3], &[[1.0; 2]; 2]));
+        let copy = testing::restore(&testing::image(&sums), new, add);
+        assert_eq!((&copy.keys, &copy.bounds), (&sums.keys, &sums.bounds));
+        assert_eq!(copy.memory.bytes(), sums.memory.bytes());
         let mut ask = |command: Command| {
             let reply = sums.command(0, &serde_json::to_vec(&command).unwrap()).unwrap();
             keys(&[reply]).unwrap()

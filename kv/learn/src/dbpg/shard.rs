@@ -17,6 +17,8 @@
 //!
 //! Path: codec > thread > **shard** > answer. [`super::coordinates`] does the computation.
 
+mod state;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -29,6 +31,7 @@ use super::blocks::KeyBlock;
 use super::coordinates::{BlockSum, Coordinates};
 use super::filters::Lossy;
 use super::gradient::TrustRegion;
+use super::image::Writer;
 use super::orders::{Command, Options, Report};
 use super::proximal::{self, Proximal};
 
@@ -100,6 +103,7 @@ impl Held {
     }
 }
 
+#[derive(Debug)]
 struct Task {
     block: usize,
     /// The workers whose pushes have not come, ascending.
@@ -111,6 +115,7 @@ struct Task {
 }
 
 /// A worker's part of a block's sums: `[n]` each.
+#[derive(Debug)]
 struct Push {
     positions: Vec<usize>,
     gradient: Vec<f64>,
@@ -471,6 +476,18 @@ impl caravan_kv::Shard for Shard {
 
     fn lengths(&self) -> &[u32] {
         &self.lengths
+    }
+
+    fn image_bytes(&self) -> Option<usize> {
+        Some(Writer::count(|image| state::write(self, image)))
+    }
+
+    fn image(&self, image: &mut Vec<u8>) {
+        state::write(self, &mut Writer::to(image));
+    }
+
+    fn restore(&mut self, image: &[u8], _memory: &Pool) -> Result<(), String> {
+        state::read(self, image)
     }
 
     fn command(&mut self, _sender: u32, body: &[u8]) -> Result<Vec<u8>, String> {

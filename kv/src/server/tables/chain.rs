@@ -10,58 +10,47 @@
 //!
 //! Each shard knows of each worker the last timestamp that it has applied, since a worker's
 //! requests to a shard come in the order of their timestamps. A push that comes again is not
-//! applied again; of commands the answer to a worker's last one is kept, for the same reason. What
-//! is not confirmed is kept, and goes again to whoever follows after a loss. So
+//! applied again, or refused again if it was; of commands the answer to a worker's last one is
+//! kept, for the same reason. What is not confirmed is kept, and goes again to whoever follows after a loss. So
 //! a copy always has the beginning of what the one before it has, and all that was ever answered.
 //!
 //! Who is in a chain follows from the [`View`], of which the scheduler tells servers, and workers
 //! before they ask anything that depends on it. A thread that finds another one behind itself asks
 //! it to follow (`Follow`). If that has no copy, it gets one: all rows, a piece at a time beside
-//! other work (`Rows`), pushes meanwhile, and at the end what was applied of whom (`Whole`). This
-//! is chain replication of van Renesse and Schneider (OSDI 2004), with reads at the head that the
+//! other work (`Rows`), pushes meanwhile, and at the end what was applied of whom (`Whole`). A shard
+//! that is no rows goes as an image of one moment, and pushes since behind it. This is chain replication of van Renesse and Schneider (OSDI 2004), with reads at the head that the
 //! tail confirms.
 //!
 //! Path: codec > thread > **tables** > shard > store > answer.
 
+mod marks;
 mod tables;
+mod way;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::AddAssign;
 use std::time::Duration;
 
-use caravan_van::wire::{Coding, Kind};
-use caravan_van::{Account, Draft, Endpoint, KeyRange, Lanes, PeerId, Pool, Shared, Values};
+use caravan_van::wire::Kind;
+use caravan_van::{Draft, Endpoint, KeyRange, Lanes, PeerId, Pool, Shared, Values};
 use serde::{Deserialize, Serialize};
 
+use self::marks::{Sender, Watermarks};
+use self::way::{Head, Lane, Posted, Way};
 use super::Held;
+use super::image::Outgoing;
 use super::moving::UNANSWERED_MAX;
 use crate::op::Op;
-use crate::server::answer::{ReplyTo, collect, gather, post_values};
+use crate::server::answer::{ReplyTo, collect, gather, post_values, refuse};
 use crate::server::shard::{Extract, Request, Shard};
 use crate::view::View;
 
 /// Time between two attempts to reach a thread.
 pub(in crate::server) const RETRY: Duration = Duration::from_millis(20);
 
-/// Memory of what was applied of a worker, without an answer.
-const SENDER_BYTES: usize = 128;
-
-/// A worker: the node and the incarnation that its lane has proved.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-struct Sender {
-    node: u32,
-    incarnation: u64,
-}
-
-/// What was applied of a worker.
-#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Applied {
-    /// The last timestamp.
-    timestamp: u64,
-    /// The last command's timestamp, and its answer; a worker has one command to a shard at a time.
-    command: u64,
-    answer: Vec<u8>,
-}
+/// Bytes of inputs to a shard that are kept while its image goes to the next thread; requests wait
+/// when there are as many.
+const BEHIND_BYTES_MAX: usize = 1 << 20;
 
 /// The body of [`Op::Follow`].
 #[derive(Serialize, Deserialize)]
@@ -83,12 +72,12 @@ pub(in crate::server) struct Chain {
     is_whole: bool,
     /// The lane on which they come, until they are.
     comes_from: Option<PeerId>,
-    applied: BTreeMap<Sender, Applied>,
-    /// Charged for that.
-    memory: Account,
+    applied: Watermarks,
     /// The thread behind this one.
     next: Option<usize>,
     link: Link,
+    /// The copy that it gets, if that is an image.
+    copying: Option<Box<Copying>>,
     /// What the next thread has not confirmed, in the order in which it was applied.
     unconfirmed: VecDeque<Unconfirmed>,
     /// How many of these, from the front, were posted on the present lane.
@@ -114,9 +103,18 @@ enum Link {
     Failed,
 }
 
+/// A copy that the next thread gets as an image.
+struct Copying {
+    image: Outgoing,
+    /// What was applied of whom at its moment, as JSON.
+    applied: Vec<u8>,
+    /// Bytes of inputs since, which go behind it.
+    behind: usize,
+}
+
 /// A request that was applied here.
 struct Unconfirmed {
-    /// Number of the message that took it to the next thread.
+    /// Number of the message that took it to the next thread; 0 before there is one.
     number: u64,
     inputs: Inputs,
     /// `None` if nobody waits for the answer any more.
@@ -125,7 +123,7 @@ struct Unconfirmed {
 
 /// What a request does to a shard.
 struct Inputs {
-    /// A push, a command, or a pull, which does nothing.
+    /// A push, a command, or what does nothing: a pull, or a request that was refused.
     op: Op,
     sender: Sender,
     timestamp: u64,
@@ -138,8 +136,9 @@ struct Inputs {
 
 struct Reply {
     to: ReplyTo,
-    /// The answer to a pull or a command, as the shard was when it was its turn.
-    answer: Option<(Vec<u32>, Shared)>,
+    /// The answer to a pull or a command, as the shard was when it was its turn; or why there is
+    /// none.
+    answer: Result<Option<(Vec<u32>, Shared)>, String>,
 }
 
 /// Counters of the copies of a server thread.
@@ -173,6 +172,17 @@ impl AddAssign for ChainCounters {
     }
 }
 
+/// How far the copies of a server thread's shards are.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Copies {
+    /// Server threads that count as lost here.
+    pub lost: usize,
+    /// Shards of which the next thread of the chain has no whole copy, as far as this one knows.
+    pub missing: usize,
+    /// Copies that are coming to this thread.
+    pub coming: usize,
+}
+
 /// What all chains of a thread share.
 #[derive(Default)]
 pub(super) struct Chains {
@@ -197,119 +207,6 @@ struct Node {
     role: u8,
 }
 
-#[derive(Default)]
-struct Lane {
-    peer: Option<PeerId>,
-    /// Messages that were not answered, in order.
-    posted: VecDeque<Posted>,
-    /// When it may be made again; set by the next look if it has just been lost.
-    retry_at: Option<Duration>,
-    was_lost: bool,
-}
-
-#[derive(Clone, Copy)]
-struct Posted {
-    number: u64,
-    table: u32,
-    begin: u64,
-    op: Op,
-}
-
-/// The lane to the next thread and the place of a shard, to post messages about it.
-struct Way<'a> {
-    lanes: &'a mut Lanes,
-    lane: &'a mut Lane,
-    count: &'a mut u64,
-    index: usize,
-    table: u32,
-    range: KeyRange,
-}
-
-impl Way<'_> {
-    /// Posts a message; returns its number, or `None` if it cannot be posted now.
-    fn post(&mut self, draft: Draft<'_>, op: Op) -> Option<u64> {
-        let peer = self.lane.peer?;
-        let number = *self.count + 1;
-        let draft = Draft {
-            op: op as u8,
-            table: self.table,
-            range: self.range,
-            timestamp: number,
-            ..draft
-        };
-        let mut coding = if op == Op::Rows { Coding::compact() } else { Coding::plain() };
-        if let Err(error) = self.lanes.post(peer, draft, &mut coding) {
-            tracing::debug!(%error, "a copy has to wait");
-            return None;
-        }
-        *self.count = number;
-        let begin = self.range.begin();
-        self.lane.posted.push_back(Posted { number, table: self.table, begin, op });
-        Some(number)
-    }
-
-    /// Posts the inputs of a request.
-    fn replicate(&mut self, inputs: &Inputs) -> Option<u64> {
-        let head = Head {
-            from: self.index as u64,
-            op: inputs.op as u64,
-            node: inputs.sender.node.into(),
-            incarnation: inputs.sender.incarnation,
-            timestamp: inputs.timestamp,
-        };
-        let values = [&head.bytes()[..], &inputs.values].concat();
-        let draft = Draft {
-            command: inputs.command,
-            clock: inputs.clock,
-            keys: &inputs.keys,
-            lengths: &inputs.lengths,
-            values: Values::Copied(&values),
-            ..Draft::new(Kind::Request)
-        };
-        self.post(draft, Op::Replicate)
-    }
-}
-
-/// What the values of [`Op::Replicate`] begin with.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Head {
-    /// The thread that passes it on.
-    from: u64,
-    /// That of [`Inputs`].
-    op: u64,
-    node: u64,
-    incarnation: u64,
-    timestamp: u64,
-}
-
-impl Head {
-    const BYTES: usize = 40;
-
-    fn bytes(self) -> [u8; Self::BYTES] {
-        let mut bytes = [0; Self::BYTES];
-        let numbers = [self.from, self.op, self.node, self.incarnation, self.timestamp];
-        let places = bytes.chunks_exact_mut(8);
-        places.zip(numbers).for_each(|(place, it)| place.copy_from_slice(&it.to_le_bytes()));
-        bytes
-    }
-
-    fn read(values: &[u8]) -> Option<(Head, &[u8])> {
-        let (head, values) = values.split_at_checked(Self::BYTES)?;
-        let numbers: &[[u8; 8]; 5] = head.as_chunks().0.try_into().ok()?;
-        let [from, op, node, incarnation, timestamp] = numbers.map(u64::from_le_bytes);
-        Some((Head { from, op, node, incarnation, timestamp }, values))
-    }
-
-    fn op(self) -> Option<Op> {
-        let op = Op::from_raw(self.op.try_into().ok()?);
-        op.filter(|op| matches!(op, Op::Push | Op::Pull | Op::Command))
-    }
-
-    fn sender(self) -> Option<Sender> {
-        Some(Sender { node: self.node.try_into().ok()?, incarnation: self.incarnation })
-    }
-}
-
 impl Chain {
     pub(super) fn new(first: usize, replicas: u32, is_whole: bool, pool: &Pool) -> Box<Chain> {
         Box::new(Chain {
@@ -317,57 +214,14 @@ impl Chain {
             replicas,
             is_whole,
             comes_from: None,
-            applied: BTreeMap::new(),
-            memory: Account::new(pool, "what was applied of whom"),
+            applied: Watermarks::new(pool),
             next: None,
             link: Link::Unasked,
+            copying: None,
             unconfirmed: VecDeque::new(),
             posted: 0,
             held: VecDeque::new(),
         })
-    }
-
-    /// Charges for a worker of which nothing was applied so far. This comes before its inputs are
-    /// applied: what is refused is in no copy.
-    fn charge(&mut self, sender: Sender) -> Result<(), String> {
-        if self.applied.contains_key(&sender) {
-            return Ok(());
-        }
-        self.memory.add(SENDER_BYTES).map_err(|error| error.to_string())
-    }
-
-    /// Takes over what was applied.
-    fn take_applied(&mut self, applied: Vec<(Sender, Applied)>) -> Result<(), String> {
-        let bytes = applied.iter().map(|(_, applied)| SENDER_BYTES + applied.answer.len()).sum();
-        self.memory.set(bytes).map_err(|error| error.to_string())?;
-        self.applied = applied.into_iter().collect();
-        Ok(())
-    }
-
-    /// Enters that a push was applied, or a command with this answer, so that it is known when it
-    /// comes again.
-    fn enter(&mut self, sender: Sender, timestamp: u64, answer: Option<Vec<u8>>) {
-        let applied = self.applied.entry(sender).or_default();
-        applied.timestamp = timestamp;
-        let Some(answer) = answer else { return };
-        self.memory.release(applied.answer.len());
-        applied.answer = Vec::new();
-        if self.memory.add(answer.len()).is_ok() {
-            applied.command = timestamp;
-            applied.answer = answer;
-        }
-    }
-
-    /// Whether inputs were not applied before.
-    fn is_new(&self, sender: Sender, timestamp: u64) -> bool {
-        self.applied.get(&sender).is_none_or(|applied| applied.timestamp < timestamp)
-    }
-
-    /// The answer to a command that was applied.
-    fn answer(&self, sender: Sender, timestamp: u64) -> Result<&[u8], String> {
-        let applied = self.applied.get(&sender).filter(|applied| applied.command == timestamp);
-        let gone = "this command was executed, and there was no memory to keep its answer";
-        applied.map(|applied| &applied.answer[..]).ok_or_else(|| gone.to_owned())
     }
 
     /// The answer to a request whose inputs were applied here: pulled values, or a command's.
@@ -384,7 +238,7 @@ impl Chain {
         if request.pushes {
             return Ok(None);
         }
-        match self.answer(sender, timestamp)? {
+        match self.applied.answer(sender, timestamp)? {
             [] => Ok(None),
             answer => {
                 let write = |into: &mut [u8]| into.copy_from_slice(answer);
@@ -397,10 +251,17 @@ impl Chain {
     /// The last message to each thread that is for others further on leaves room for those that end
     /// there, so that full lanes never wait for each other in a circle.
     fn holds(&self, chains: &Chains, lanes: &Lanes, index: usize) -> bool {
-        if !self.held.is_empty() || self.next.is_some() && self.posted < self.unconfirmed.len() {
+        if !self.held.is_empty() {
             return true;
         }
         let Some(next) = self.next else { return self.waits_for_look(chains, index) };
+        let is_behind = match &self.copying {
+            Some(copying) => copying.behind >= BEHIND_BYTES_MAX,
+            None => self.posted < self.unconfirmed.len(),
+        };
+        if is_behind {
+            return true;
+        }
         match self.link {
             Link::Unasked | Link::Asked => true,
             Link::Failed => false,
@@ -410,6 +271,20 @@ impl Chain {
                 peer.is_none_or(|peer| lanes.credits(peer) < behind.max(1))
             }
         }
+    }
+
+    /// Whether there is a next thread, and it has no whole copy, or nobody knows whether it has.
+    fn lacks_copy(&self, chains: &Chains, index: usize, (table, range): (u32, KeyRange)) -> bool {
+        let Some(next) = chains.view.next(self.first, self.replicas, index) else { return false };
+        if self.is_unused() && chains.view.was_in_chain(self.first, self.replicas, next) {
+            return false;
+        }
+        let is_it = |posted: &Posted| {
+            posted.op == Op::Whole && (posted.table, posted.begin) == (table, range.begin())
+        };
+        let lane = chains.lanes.get(&next);
+        let is_under_way = lane.is_none_or(|lane| lane.posted.iter().any(is_it));
+        self.next != Some(next) || self.link != Link::Follows || is_under_way
     }
 
     /// Whether there was never a request for the shard.
@@ -436,12 +311,17 @@ impl Chain {
                 self.unconfirmed.push_back(item);
             }
             (Some(mut way), Link::Copies { .. }) => {
-                let is_passed = item.inputs.op == Op::Pull || way.replicate(&item.inputs).is_some();
-                if !is_passed {
-                    // It begins anew.
-                    self.link = Link::Unasked;
+                let reply = item.reply.take();
+                match &mut self.copying {
+                    _ if item.inputs.op == Op::Pull => {}
+                    Some(copying) => {
+                        copying.behind += item.inputs.bytes();
+                        self.unconfirmed.push_back(item);
+                    }
+                    None if way.replicate(&item.inputs).is_some() => {}
+                    None => self.link = Link::Unasked, // it begins anew
                 }
-                item.reply.take().into_iter().for_each(|reply| reply.send(way.lanes, broken));
+                reply.into_iter().for_each(|reply| reply.send(way.lanes, broken));
             }
             (Some(way), Link::Failed) => {
                 item.reply.take().into_iter().for_each(|reply| reply.send(way.lanes, broken));
@@ -461,7 +341,32 @@ impl Chain {
     fn turn_to(&mut self, next: Option<usize>) {
         self.next = next;
         self.link = Link::Unasked;
+        self.copying = None;
         self.posted = 0;
+    }
+
+    /// Enters that the next thread can have no copy.
+    fn fail(&mut self, lanes: &mut Lanes, broken: &mut Vec<PeerId>) {
+        self.link = Link::Failed;
+        self.copying = None;
+        self.answer_all(lanes, broken);
+    }
+
+    /// Begins to copy the shard, whose first key this is, to the next thread.
+    ///
+    /// # Errors
+    /// If there is no memory for an image.
+    fn begin_copy(&mut self, shard: &dyn Shard, begin: u64, pool: &Pool) -> Result<(), String> {
+        self.copying = match shard.image_bytes() {
+            None => None,
+            Some(_) => {
+                let applied = self.applied.text()?;
+                let image = Outgoing::of(shard, BEHIND_BYTES_MAX + applied.len(), pool)?;
+                Some(Box::new(Copying { image, applied, behind: 0 }))
+            }
+        };
+        self.link = Link::Copies { next: Some(begin), unanswered: 0 };
+        Ok(())
     }
 
     /// Does the next thing that its next thread needs; returns whether there was anything.
@@ -487,7 +392,14 @@ impl Chain {
             Link::Copies { unanswered: UNANSWERED_MAX.., .. } => Ok(false),
             Link::Copies { next: Some(from), unanswered } => {
                 let mut piece = Extract::default();
-                let next = shard.give(from, piece_bytes, &mut piece)?;
+                let next = match &self.copying {
+                    None => shard.give(from, piece_bytes, &mut piece)?,
+                    Some(copying) => {
+                        let (part, is_last) = copying.image.piece(piece_bytes);
+                        piece.values = part;
+                        (!is_last).then_some(from)
+                    }
+                };
                 let draft = Draft {
                     keys: &piece.keys,
                     lengths: &piece.lengths,
@@ -496,17 +408,27 @@ impl Chain {
                 };
                 let is_posted = way.post(draft, Op::Rows).is_some();
                 if is_posted {
+                    if let Some(copying) = &mut self.copying {
+                        copying.image.advance(&piece.values);
+                    }
                     counters.pieces += 1;
                     self.link = Link::Copies { next, unanswered: unanswered + 1 };
                 }
                 Ok(is_posted)
             }
             Link::Copies { next: None, .. } => {
-                let applied: Vec<(&Sender, &Applied)> = self.applied.iter().collect();
-                let body = serde_json::to_vec(&applied).map_err(|error| error.to_string())?;
-                let values = Values::Copied(&body);
+                let now;
+                let applied = match &self.copying {
+                    Some(copying) => &copying.applied,
+                    None => {
+                        now = self.applied.text()?;
+                        &now
+                    }
+                };
+                let values = Values::Copied(applied);
                 if way.post(Draft { values, ..Draft::new(Kind::Request) }, Op::Whole).is_some() {
                     counters.copied += 1;
+                    self.copying = None;
                     self.link = Link::Follows;
                 }
                 Ok(false)
@@ -514,9 +436,9 @@ impl Chain {
             Link::Follows => {
                 let Some(item) = self.unconfirmed.get_mut(self.posted) else { return Ok(false) };
                 let Some(number) = way.replicate(&item.inputs) else { return Ok(false) };
+                counters.passed_again += u64::from(item.number > 0);
                 item.number = number;
                 self.posted += 1;
-                counters.passed_again += 1;
                 Ok(true)
             }
         }
@@ -535,8 +457,9 @@ impl Reply {
     fn send(self, lanes: &mut Lanes, broken: &mut Vec<PeerId>) {
         let Reply { to, answer } = self;
         let sent = match answer {
-            None => lanes.answer(to.peer, to.timestamp),
-            Some((lengths, values)) => post_values(lanes, to, &lengths, values),
+            Ok(None) => lanes.answer(to.peer, to.timestamp),
+            Ok(Some((lengths, values))) => post_values(lanes, to, &lengths, values),
+            Err(reason) => refuse(lanes, to, &reason),
         };
         if let Err(error) = sent {
             tracing::debug!(%error, "an answer could not be sent; closing the lane");
@@ -607,7 +530,7 @@ impl Chains {
 }
 
 impl Inputs {
-    /// Of a request that was applied for the first time, or does nothing.
+    /// Of a request that was applied or refused for the first time, or does nothing.
     fn of(op: Option<Op>, sender: Sender, timestamp: u64, request: &Request<'_>) -> Inputs {
         let Request { command, clock, keys, lengths, values, .. } = *request;
         let nothing = Inputs {
@@ -620,9 +543,20 @@ impl Inputs {
             lengths: Vec::new(),
             values: Vec::new(),
         };
-        let Some(op) = op else { return nothing };
+        let op = match op {
+            None => return nothing,
+            Some(Op::Refused) => return Inputs { op: Op::Refused, ..nothing },
+            Some(op) => op,
+        };
         let (keys, lengths, values) = (keys.to_vec(), lengths.to_vec(), values.to_vec());
         Inputs { op, keys, lengths, values, ..nothing }
+    }
+
+    /// Bytes of memory that they take until they are confirmed.
+    fn bytes(&self) -> usize {
+        let Inputs { keys, lengths, values, .. } = self;
+        let lists = size_of_val(&keys[..]) + size_of_val(&lengths[..]) + values.len();
+        size_of::<Unconfirmed>() + lists
     }
 }
 

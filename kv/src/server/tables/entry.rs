@@ -9,6 +9,7 @@ use caravan_van::{Account, KeyRange, Pool};
 
 use super::chain::Chain;
 use super::governor::Governor;
+use super::image::Incoming;
 use super::moving::Moving;
 use crate::error::Result;
 use crate::filter::AtServer;
@@ -104,6 +105,7 @@ impl Known {
             range,
             epoch: 0,
             moving: None,
+            image: None,
             chain: None,
             shard,
             filters,
@@ -139,6 +141,8 @@ pub(in crate::server) struct Entry {
     pub(in crate::server) epoch: u64,
     /// Only while it moves.
     pub(super) moving: Option<Box<Moving>>,
+    /// Only while its image comes.
+    pub(super) image: Option<Box<Incoming>>,
     /// Only if it has copies.
     pub(in crate::server) chain: Option<Box<Chain>>,
     pub(in crate::server) shard: Box<dyn Shard>,

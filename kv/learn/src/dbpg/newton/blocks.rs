@@ -5,6 +5,8 @@
 //! a direction when the driver has pushed it, a sum or a block's step when all workers have pushed
 //! their parts.
 
+mod state;
+
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -15,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use super::fixed::Scale;
 use super::{BLOCK_COLUMNS_MAX, Kind, Options, change, least_subgradient, soft};
+use crate::dbpg::image::Writer;
 
 /// Name of this shard's update rule.
 pub(crate) const HANDLE: &str = "dbpg-blocks";
@@ -428,6 +431,18 @@ impl caravan_kv::Shard for Blocks {
 
     fn lengths(&self) -> &[u32] {
         &self.lengths
+    }
+
+    fn image_bytes(&self) -> Option<usize> {
+        Some(Writer::count(|image| state::write(self, image)))
+    }
+
+    fn image(&self, image: &mut Vec<u8>) {
+        state::write(self, &mut Writer::to(image));
+    }
+
+    fn restore(&mut self, image: &[u8], _memory: &Pool) -> Result<(), String> {
+        state::read(self, image)
     }
 
     fn command(&mut self, _sender: u32, body: &[u8]) -> Result<Vec<u8>, String> {

@@ -11,6 +11,7 @@ use caravan_van::{Account, Pool, Value};
 use serde::{Deserialize, Serialize};
 
 use super::fixed::Scale;
+use crate::dbpg::image::{self, Reader, Writer};
 
 /// Name of this shard's update rule.
 pub(crate) const HANDLE: &str = "dbpg-scores";
@@ -185,6 +186,38 @@ impl Scores {
         Ok(())
     }
 
+    fn write(&self, image: &mut Writer<'_>) {
+        image.number(self.memory.bytes() as u64);
+        image.time(self.busy);
+        image.number(self.clock);
+        image.list(&self.keys);
+        image.list(self.sums.as_flattened());
+        image.number(self.weights_clock);
+        image.number(self.weights.len() as u64);
+        for &(key, weight) in &self.weights {
+            image.number(key);
+            image.real(weight);
+        }
+    }
+
+    fn read(&mut self, bytes: &[u8]) -> Result<(), String> {
+        let mut image = Reader::of(bytes);
+        let most = usize::try_from(image.number()?).unwrap_or(usize::MAX);
+        self.memory.set(most.max(bytes.len())).map_err(|error| error.to_string())?;
+        self.busy = image.time()?;
+        self.clock = image.number()?;
+        self.keys = image::keys(&mut image)?;
+        self.sums = image::pairs(image.list()?)?;
+        image::check(self.sums.len() == self.keys.len(), "sums of other keys")?;
+        self.weights_clock = image.number()?;
+        for _ in 0..image.count()? {
+            self.weights.push((image.number()?, image.real()?));
+        }
+        let is_sorted = self.weights.is_sorted_by(|(a, _), (b, _)| a < b);
+        image::check(is_sorted, "weights are not in order")?;
+        image.end()
+    }
+
     fn insert(&mut self, keys: &[u64]) {
         let mut old = std::mem::take(&mut self.keys)
             .into_iter()
@@ -287,6 +320,18 @@ impl caravan_kv::Shard for Scores {
         unreachable!("no pull is answered");
     }
 
+    fn image_bytes(&self) -> Option<usize> {
+        Some(Writer::count(|image| self.write(image)))
+    }
+
+    fn image(&self, image: &mut Vec<u8>) {
+        self.write(&mut Writer::to(image));
+    }
+
+    fn restore(&mut self, image: &[u8], _memory: &Pool) -> Result<(), String> {
+        self.read(image)
+    }
+
     fn command(&mut self, _sender: u32, body: &[u8]) -> Result<Vec<u8>, String> {
         let command = serde_json::from_slice(body).map_err(|error| error.to_string())?;
         self.memory.check(self.keys.len() * 2 * COLUMN_BYTES).map_err(|error| error.to_string())?;
@@ -312,6 +357,7 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
     use super::*;
+    use crate::dbpg::image::testing;
     use caravan_kv::Shard;
 
     const ONE: Scale = Scale { up: 1.0, down: 1.0 };
@@ -336,7 +382,15 @@ mod tests {
         scores.add(1, &[3, 5, 9], &[[9, 1], [1, 5], [6, 2]]).unwrap();
         (scores.weights, scores.weights_clock) = (vec![(7, 2.0)], 1);
         let column = |key, weight, gradient, curvature| Column { key, weight, gradient, curvature };
+        let new = || Scores::new(&Pool::new(1 << 20));
+        let go_on = |scores: &mut Scores| {
+            let _ = scores.add(1, &[3, 8], &[[1, 1]; 2]);
+            let excess = Command::Excess { limit: 1.0, free: None, scale: ONE };
+            let _ = scores.command(0, &serde_json::to_vec(&excess).unwrap());
+        };
+        let mut copy = testing::restore(&testing::image(&scores), new, go_on);
         let all = select(&mut scores, 9);
+        assert_eq!(select(&mut copy, 9), all);
         assert_eq!(all.support, [column(7, 2.0, 2.0, 1.0), column(9, 0.0, 6.0, 2.0)]);
         let others =
             [column(2, 0.0, 3.0, 1.0), column(3, 0.0, 9.0, 1.0), column(5, 0.0, -7.0, 9.0)];

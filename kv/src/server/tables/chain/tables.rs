@@ -5,7 +5,7 @@ use caravan_van::wire::{Hello, Kind};
 use caravan_van::{Endpoint, KeyRange, Lanes, Message, PeerId};
 
 use super::{
-    Applied, Chain, ChainCounters, Chains, Follow, Head, Inputs, Lane, Link, Node, Posted, Reply,
+    Chain, ChainCounters, Chains, Copies, Follow, Head, Inputs, Lane, Link, Node, Posted, Reply,
     Sender, Unconfirmed, apply,
 };
 use crate::consistency::Admission;
@@ -14,6 +14,7 @@ use crate::node::{Role, is_client};
 use crate::op::{Asker, Op};
 use crate::server::answer::ReplyTo;
 use crate::server::shard::Request;
+use crate::server::tables::image::Incoming;
 use crate::server::tables::{Client, Entry, Held, Known, Step, Tables, Trouble};
 use crate::table::TableSpec;
 use crate::view::View;
@@ -28,6 +29,19 @@ impl Tables {
 
     pub(in crate::server) fn chains(&self) -> ChainCounters {
         self.chains.counters
+    }
+
+    /// How far the copies of this thread's shards are.
+    pub(in crate::server) fn copies(&self) -> Copies {
+        let Tables { entries, chains, index, .. } = self;
+        let mut copies = Copies { lost: chains.view.lost.len(), ..Copies::default() };
+        for entry in entries {
+            let Some(chain) = &entry.chain else { continue };
+            let lacks = || chain.lacks_copy(chains, *index, (entry.number, entry.range));
+            copies.coming += usize::from(!chain.is_whole && chain.comes_from.is_some());
+            copies.missing += usize::from(chain.is_whole && lacks());
+        }
+        copies
     }
 
     /// Enters what a worker knows of the server threads.
@@ -120,25 +134,31 @@ impl Tables {
                 Op::Command => Some(Op::Command),
                 _ => Some(Op::Push),
             };
-            let new = input.filter(|_| chain.is_new(sender, timestamp));
-            if let Some(input) = new {
-                chain.charge(sender)?;
-                let answer = apply(&mut **shard, input, &request, &memory)?;
-                chain.enter(sender, timestamp, answer);
-            }
+            let new = input.filter(|_| chain.applied.is_new(sender, timestamp));
+            let mark = (sender, timestamp);
+            let outcome = match new {
+                None if input.is_none() => Ok(()),
+                None => chain.applied.check(mark),
+                Some(new) => {
+                    let charged = chain.applied.charge(sender);
+                    let applied =
+                        charged.and_then(|()| apply(&mut **shard, new, &request, &memory));
+                    applied
+                        .map(|answer| chain.applied.enter(sender, timestamp, answer))
+                        .inspect_err(|_| {
+                            chain.applied.refuse(sender, timestamp, lanes.credits_max())
+                        })
+                }
+            };
+            let effect = if outcome.is_ok() { new } else { new.map(|_| Op::Refused) };
             chains.counters.repeated += u64::from(input.is_some() && new.is_none());
             let to = ReplyTo { peer: client.peer, table: place.0, timestamp };
-            let answer = chain.answer_to(&mut **shard, &memory, (sender, timestamp), &request);
-            // What was applied goes on in any case: all copies have it, or none.
-            let (reply, refused) = match answer {
-                Ok(answer) => (Some(Reply { to, answer }), None),
-                Err(reason) => (None, Some(reason)),
-            };
-            let inputs = Inputs::of(new, sender, timestamp, &request);
+            let answer =
+                outcome.and_then(|()| chain.answer_to(&mut **shard, &memory, mark, &request));
+            // It goes on in any case: all copies have applied it, or none.
+            let reply = Some(Reply { to, answer });
+            let inputs = Inputs::of(effect, sender, timestamp, &request);
             chains.pass_on(lanes, chain, *index, place, Unconfirmed { number: 0, inputs, reply });
-            if let Some(reason) = refused {
-                return Err(reason.into());
-            }
             message.advance();
         }
         Ok(Step::Done)
@@ -164,17 +184,14 @@ impl Tables {
                 let Tables { entries, chains, last, .. } = self;
                 let entry = &mut entries[*last];
                 entry.check_keys(message.keys())?;
-                let chain = entry.chain.as_mut();
-                let Some(chain) = chain.filter(|chain| chain.comes_from == Some(peer)) else {
+                if entry.chain.as_ref().is_none_or(|chain| chain.comes_from != Some(peer)) {
                     return Err("no copy comes from there".to_owned().into());
-                };
+                }
                 if op == Op::Rows {
-                    let (keys, lengths) = (message.keys(), message.lengths());
-                    entry.shard.take(keys, lengths, message.values(), lanes.memory())?;
-                } else {
-                    let applied: Vec<(Sender, Applied)> = serde_json::from_slice(message.values())
-                        .map_err(|error| error.to_string())?;
-                    chain.take_applied(applied)?;
+                    entry.take(message, lanes.memory())?;
+                } else if let Some(chain) = &mut entry.chain {
+                    Incoming::check(entry.image.as_deref())?;
+                    chain.applied.take(message.values())?;
                     chain.is_whole = true;
                     chain.comes_from = None;
                     chains.is_due = true;
@@ -202,7 +219,9 @@ impl Tables {
         let replicas = self.make_room(lanes, (number, range), &table)?.replicas;
         let mut chain = Chain::new(first, replicas, false, lanes.memory());
         chain.comes_from = Some(peer);
-        self.find(number, range.begin())?.chain = Some(chain);
+        let entry = self.find(number, range.begin())?;
+        entry.image = Incoming::of(&*entry.shard, lanes.memory());
+        entry.chain = Some(chain);
         Ok(false)
     }
 
@@ -233,10 +252,10 @@ impl Tables {
         let (keys, lengths) = (message.keys(), message.lengths());
         entry.check_keys(keys)?;
         let place = (entry.number, entry.range);
-        let Entry { chain: Some(chain), shard, .. } = entry else {
+        let Entry { chain: Some(chain), shard, image, .. } = entry else {
             return Err("this shard has no copies".to_owned().into());
         };
-        if !chain.is_whole && chain.comes_from != Some(peer) {
+        if !chain.is_whole && (chain.comes_from != Some(peer) || image.is_some()) {
             return Err("no copy comes from there".to_owned().into());
         }
         if chain.is_whole && chain.holds(chains, lanes, *index) {
@@ -245,10 +264,10 @@ impl Tables {
         let request = Request { keys, lengths, values, ..Request::of(message, op, sender.node) };
         let timestamp = message.timestamp();
         let does = op != Op::Pull;
-        let is_new = does && (!chain.is_whole || chain.is_new(sender, head.timestamp));
+        let is_new = does && (!chain.is_whole || chain.applied.is_new(sender, head.timestamp));
         let mut answer = None;
-        if is_new {
-            let charged = if chain.is_whole { chain.charge(sender) } else { Ok(()) };
+        if is_new && op != Op::Refused {
+            let charged = if chain.is_whole { chain.applied.charge(sender) } else { Ok(()) };
             match charged.and_then(|()| apply(&mut **shard, op, &request, lanes.memory())) {
                 Ok(applied) => answer = applied,
                 Err(reason) => {
@@ -260,15 +279,19 @@ impl Tables {
         if !chain.is_whole {
             lanes.answer(peer, timestamp)?;
         } else {
-            if is_new {
-                chain.enter(sender, head.timestamp, answer);
+            match op {
+                Op::Refused if is_new => {
+                    chain.applied.refuse(sender, head.timestamp, lanes.credits_max());
+                }
+                _ if is_new => chain.applied.enter(sender, head.timestamp, answer),
+                _ => {}
             }
             chains.counters.repeated += u64::from(does && !is_new);
             let to = ReplyTo { peer, table: place.0, timestamp };
             let item = Unconfirmed {
                 number: 0,
                 inputs: Inputs::of(is_new.then_some(op), sender, head.timestamp, &request),
-                reply: Some(Reply { to, answer: None }),
+                reply: Some(Reply { to, answer: Ok(None) }),
             };
             chains.pass_on(lanes, chain, *index, place, item);
         }
@@ -308,8 +331,7 @@ impl Tables {
     ) {
         let Some(at) = self.position(posted.table, posted.begin) else { return };
         let Tables { entries, chains, index, .. } = self;
-        let range = entries[at].range;
-        let Some(chain) = &mut entries[at].chain else { return };
+        let Entry { range, chain: Some(chain), shard, .. } = &mut entries[at] else { return };
         if chain.next != Some(server) {
             return;
         }
@@ -321,14 +343,18 @@ impl Tables {
             }
             let reason = String::from_utf8_lossy(message.values());
             tracing::warn!(server, %reason, first = range.begin(), "a copy cannot be kept there");
-            chain.link = Link::Failed;
-            return chain.answer_all(lanes, &mut chains.broken);
+            return chain.fail(lanes, &mut chains.broken);
         }
         match (posted.op, &mut chain.link) {
             (Op::Follow, link @ Link::Asked) if message.values() == [1] => *link = Link::Follows,
-            (Op::Follow, link @ Link::Asked) => {
-                *link = Link::Copies { next: Some(range.begin()), unanswered: 0 };
-                chain.answer_all(lanes, &mut chains.broken);
+            (Op::Follow, Link::Asked) => {
+                match chain.begin_copy(&**shard, range.begin(), lanes.memory()) {
+                    Ok(()) => chain.answer_all(lanes, &mut chains.broken),
+                    Err(reason) => {
+                        tracing::warn!(server, reason, "a shard cannot be copied");
+                        chain.fail(lanes, &mut chains.broken);
+                    }
+                }
             }
             (Op::Rows, Link::Copies { unanswered, .. }) => {
                 *unanswered = unanswered.saturating_sub(1);
@@ -400,8 +426,7 @@ impl Tables {
                         Ok(false) => break,
                         Err(reason) => {
                             tracing::warn!(server, reason, "a shard cannot be copied");
-                            chain.link = Link::Failed;
-                            chain.answer_all(way.lanes, &mut broken);
+                            chain.fail(way.lanes, &mut broken);
                         }
                     }
                 }

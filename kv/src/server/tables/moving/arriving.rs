@@ -8,6 +8,7 @@ use caravan_van::{Lanes, Message, PeerId};
 use super::{Arrival, Moving, With};
 use crate::op::Op;
 use crate::server::shard::Request;
+use crate::server::tables::image::Incoming;
 use crate::server::tables::{Tables, Trouble};
 
 impl Tables {
@@ -45,7 +46,7 @@ impl Tables {
         let (keys, lengths, values) = (message.keys(), message.lengths(), message.values());
         entry.check_keys(keys)?;
         match op {
-            Op::Rows => entry.shard.take(keys, lengths, values, lanes.memory())?,
+            Op::Rows => entry.take(message, lanes.memory())?,
             Op::Forward if keys.is_empty() => {
                 let sender = (message.timestamp() >> 32) as u32;
                 entry.shard.command(sender, values)?;
@@ -57,6 +58,7 @@ impl Tables {
                 entry.shard.repeat(&request, lanes.memory())?;
             }
             Op::Own => {
+                Incoming::check(entry.image.as_deref())?;
                 if let Some(mut moving) = entry.moving.take() {
                     moving.release(&mut self.moves.released);
                 }
@@ -81,6 +83,7 @@ impl Tables {
         self.make_room(lanes, (id, range), &table)?;
         let entry = self.find(id, range.begin())?;
         entry.epoch = epoch;
+        entry.image = Incoming::of(&*entry.shard, lanes.memory());
         entry.moving = Some(Moving::new(With::Owner(peer), true));
         Ok(())
     }

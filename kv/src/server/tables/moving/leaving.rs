@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 
 use caravan_van::wire::{Coding, Kind};
-use caravan_van::{Draft, Endpoint, KeyRange, Lanes, Message, PeerId, Values};
+use caravan_van::{Draft, Endpoint, KeyRange, Lanes, Message, PeerId, Pool, Values};
 
 use super::{
     Arrival, Destination, Gone, Held, Moved, Moves, Moving, Recipient, UNANSWERED_MAX, With,
@@ -14,7 +14,8 @@ use super::{
 use crate::error::with_sources;
 use crate::op::Op;
 use crate::server::answer::{ReplyTo, refuse};
-use crate::server::shard::{Extract, Request};
+use crate::server::shard::{Extract, Request, Shard};
+use crate::server::tables::image::Outgoing;
 use crate::server::tables::{MoveCounters, Tables, Trouble};
 
 /// A shard that is leaving this thread.
@@ -29,6 +30,8 @@ pub(super) struct Leaving {
     peer: Option<PeerId>,
     /// The first key that has not been copied; `None` once all are.
     next: Option<u64>,
+    /// The shard's image, if it goes as that.
+    image: Option<Outgoing>,
     /// Requests that the newcomer has answered.
     answered: u32,
     failed: Option<String>,
@@ -40,6 +43,29 @@ impl Leaving {
         if self.peer == Some(peer) {
             self.failed.get_or_insert_with(|| "its lane was lost".to_owned());
         }
+    }
+
+    /// The next rows of the shard, or the next part of its image.
+    fn piece(
+        &mut self,
+        shard: &mut dyn Shard,
+        bytes_max: usize,
+        memory: &Pool,
+    ) -> Result<Extract, String> {
+        let mut piece = Extract::default();
+        let from = self.next.unwrap_or_default();
+        if shard.image_bytes().is_none() {
+            self.next = shard.give(from, bytes_max, &mut piece)?;
+            return Ok(piece);
+        }
+        let image = match &mut self.image {
+            Some(image) => image,
+            none => none.insert(Outgoing::of(shard, 0, memory)?),
+        };
+        let (part, is_last) = image.piece(bytes_max);
+        image.advance(&part);
+        self.next = (!is_last).then_some(from);
+        Ok(Extract { values: part, ..piece })
     }
 }
 
@@ -134,7 +160,9 @@ impl Tables {
             let name = &entry.spec.name;
             return Err(format!("table {name} owes answers, so its shards cannot move").into());
         }
-        entry.shard.give(range.begin(), 0, &mut Extract::default())?;
+        if entry.shard.image_bytes().is_none() {
+            entry.shard.give(range.begin(), 0, &mut Extract::default())?;
+        }
         let range = entry.range;
         let message = message.pop().ok_or_else(|| "the request is gone".to_owned())?;
         let message = message.kept(lanes.memory()).map_err(|error| error.to_string())?;
@@ -155,6 +183,7 @@ impl Tables {
             wish,
             peer: None,
             next,
+            image: None,
             answered: 0,
             failed: None,
         });
@@ -246,13 +275,13 @@ impl Tables {
             return Ok(Step::Goes);
         }
         let unanswered = to.sent.wrapping_sub(leaving.answered);
-        if let Some(from) = leaving.next {
+        if leaving.next.is_some() {
             if unanswered >= UNANSWERED_MAX {
                 return Ok(Step::Waits);
             }
-            let mut piece = Extract::default();
-            leaving.next = entry.shard.give(from, *piece_bytes, &mut piece)?;
-            moving.is_closed = leaving.next.is_none();
+            let piece = leaving.piece(&mut *entry.shard, *piece_bytes, lanes.memory())?;
+            // Nothing may change the shard behind its last rows, or behind its image.
+            moving.is_closed = leaving.next.is_none() || leaving.image.is_some();
             counters.pieces += 1;
             counters.bytes += (size_of_val(&piece.keys[..]) + piece.values.len()) as u64;
             let draft = Draft {

@@ -1,0 +1,123 @@
+//! What was applied of each worker: what comes again is known by it.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use caravan_van::{Account, Pool};
+use serde::{Deserialize, Serialize};
+
+/// Memory of what was applied of a worker, without an answer.
+const SENDER_BYTES: usize = 128;
+
+/// A worker: the node and the incarnation that its lane has proved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(super) struct Sender {
+    pub(super) node: u32,
+    pub(super) incarnation: u64,
+}
+
+/// What was applied of a worker.
+#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Applied {
+    /// The last timestamp.
+    timestamp: u64,
+    /// The last command's timestamp, and its answer; a worker has one command to a shard at a time.
+    command: u64,
+    answer: Vec<u8>,
+    /// Timestamps of those of its last requests that were refused, ascending.
+    refused: VecDeque<u64>,
+}
+
+/// The watermarks of a shard.
+pub(super) struct Watermarks {
+    applied: BTreeMap<Sender, Applied>,
+    memory: Account,
+}
+
+impl Watermarks {
+    pub(super) fn new(pool: &Pool) -> Self {
+        let memory = Account::new(pool, "what was applied of whom");
+        Watermarks { applied: BTreeMap::new(), memory }
+    }
+
+    /// Whether nothing was ever applied or refused.
+    pub(super) fn is_empty(&self) -> bool {
+        self.applied.is_empty()
+    }
+
+    /// Charges for a worker of which nothing was applied so far. This comes before its inputs are
+    /// applied: what is refused is in no copy.
+    pub(super) fn charge(&mut self, sender: Sender) -> Result<(), String> {
+        if self.applied.contains_key(&sender) {
+            return Ok(());
+        }
+        self.memory.add(SENDER_BYTES).map_err(|error| error.to_string())
+    }
+
+    /// Takes over those that another thread has written.
+    ///
+    /// # Errors
+    /// If they are none, or there is no memory for them.
+    pub(super) fn take(&mut self, text: &[u8]) -> Result<(), String> {
+        let applied: Vec<(Sender, Applied)> =
+            serde_json::from_slice(text).map_err(|error| error.to_string())?;
+        let bytes = applied.iter().map(|(_, applied)| SENDER_BYTES + applied.answer.len()).sum();
+        self.memory.set(bytes).map_err(|error| error.to_string())?;
+        self.applied = applied.into_iter().collect();
+        Ok(())
+    }
+
+    /// Enters that a push was applied, or a command with this answer, so that it is known when it
+    /// comes again.
+    pub(super) fn enter(&mut self, sender: Sender, timestamp: u64, answer: Option<Vec<u8>>) {
+        let applied = self.applied.entry(sender).or_default();
+        applied.timestamp = timestamp;
+        let Some(answer) = answer else { return };
+        self.memory.release(applied.answer.len());
+        applied.answer = Vec::new();
+        if self.memory.add(answer.len()).is_ok() {
+            applied.command = timestamp;
+            applied.answer = answer;
+        }
+    }
+
+    /// Enters that inputs were refused, so that they are refused again when they come again. No
+    /// more may come again than a lane has credits, so it is charged for nothing.
+    pub(super) fn refuse(&mut self, sender: Sender, timestamp: u64, credits: u16) {
+        let applied = self.applied.entry(sender).or_default();
+        applied.timestamp = timestamp;
+        applied.refused.push_back(timestamp);
+        if applied.refused.len() > usize::from(credits) {
+            applied.refused.pop_front();
+        }
+    }
+
+    /// Checks that inputs that come again were applied, and not refused.
+    ///
+    /// # Errors
+    /// That they were.
+    pub(super) fn check(&self, (sender, timestamp): (Sender, u64)) -> Result<(), String> {
+        let applied = self.applied.get(&sender);
+        match applied.is_some_and(|it| it.refused.binary_search(&timestamp).is_ok()) {
+            true => Err("it was refused before; an answer that was lost said why".to_owned()),
+            false => Ok(()),
+        }
+    }
+
+    /// Whether inputs were not seen before.
+    pub(super) fn is_new(&self, sender: Sender, timestamp: u64) -> bool {
+        self.applied.get(&sender).is_none_or(|applied| applied.timestamp < timestamp)
+    }
+
+    /// The answer to a command that was applied.
+    pub(super) fn answer(&self, sender: Sender, timestamp: u64) -> Result<&[u8], String> {
+        let applied = self.applied.get(&sender).filter(|applied| applied.command == timestamp);
+        let gone = "this command was executed, and there was no memory to keep its answer";
+        applied.map(|applied| &applied.answer[..]).ok_or_else(|| gone.to_owned())
+    }
+
+    /// All of them, as JSON.
+    pub(super) fn text(&self) -> Result<Vec<u8>, String> {
+        let applied: Vec<(&Sender, &Applied)> = self.applied.iter().collect();
+        serde_json::to_vec(&applied).map_err(|error| error.to_string())
+    }
+}
