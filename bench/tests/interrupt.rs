@@ -142,22 +142,29 @@ fn a_run_goes_on_without_nodes_that_are_killed() {
     assert!(off.abs() < 2e-9, "{off:e}");
 }
 
-/// A server with copies is killed in the middle of a pass: the same cluster goes on.
+/// Servers with copies are killed, one after the other, in the middle of passes: the same cluster
+/// goes on, though no two servers are left that had copies of the same at the beginning.
 #[test]
-fn a_run_with_replicas_outlives_a_server() {
+fn a_run_with_replicas_outlives_servers() {
     let (_, train) = training("replicas");
     let train = format!("{train} --servers 3 --epsilon 1e-9");
     let whole = run(&train);
     assert!(whole.status.success(), "{whole:?}");
     let whole = row(&mut &whole.stdout[..], "result");
-    // A pass takes long enough for the kill to come within the next one.
+    // A pass takes long enough for a kill to come within the next one, and for copies to be whole
+    // at its end.
     let slow = "--delay 1 --blocks 10 --straggle 1:50";
-    let mut going = start(&format!("{train} {slow} --replicas 1"));
+    let mut command = caravan(&format!("{train} {slow} --replicas 1"));
+    let command = command.env("CARAVAN_SERVER_LOSSES_MAX", "2");
+    let mut going = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut stdout = BufReader::new(going.stdout.take().unwrap());
-    assert_eq!(row(&mut stdout, "progress")["pass"], 0);
-    let [killed, ..] = children_as("server", going.id())[..] else { panic!("no server") };
-    signal("KILL", killed);
-    assert_eq!(row(&mut stdout, "progress")["pass"], 1, "it goes on");
+    for pass in [0, 2] {
+        assert_eq!(row(&mut stdout, "progress")["pass"], pass);
+        let [killed, ..] = children_as("server", going.id())[..] else { panic!("no server") };
+        signal("KILL", killed);
+        assert_eq!(row(&mut stdout, "progress")["pass"], pass + 1, "it goes on");
+        assert_gone(&[killed]);
+    }
     let last = row(&mut stdout, "result");
     let status = ended(&mut going, PATIENCE);
     let mut said = String::new();

@@ -156,7 +156,6 @@ pub(super) fn keys(reader: &mut Reader<'_>) -> Result<Vec<u64>, String> {
 /// Tests of the images of shards.
 #[cfg(test)]
 pub(super) mod testing {
-    use super::*;
     use caravan_kv::Shard;
     use caravan_van::Pool;
 

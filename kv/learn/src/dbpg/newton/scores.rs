@@ -215,6 +215,7 @@ impl Scores {
         }
         let is_sorted = self.weights.is_sorted_by(|(a, _), (b, _)| a < b);
         image::check(is_sorted, "weights are not in order")?;
+        self.memory.release(bytes.len().saturating_sub(most));
         image.end()
     }
 

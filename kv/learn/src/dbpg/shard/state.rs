@@ -75,6 +75,7 @@ pub(super) fn read(shard: &mut Shard, bytes: &[u8]) -> Result<(), String> {
     let has_gains = shard.tasks.is_empty() || shard.gains.len() == shard.blocks.len();
     image::check(has_gains, "gains of other blocks")?;
     image::check(shard.clock < u64::MAX / 2, "more tasks than there can be")?;
+    shard.memory.release(bytes.len().saturating_sub(most));
     image.end()
 }
 

@@ -268,6 +268,8 @@ impl Tables {
         }
         if !to.is_ready {
             to.is_ready = leaving.answered > 0;
+            // A push that went before the image would reach a shard that is no longer new.
+            moving.is_closed = to.is_ready && entry.shard.image_bytes().is_some();
             return Ok(if to.is_ready { Step::Goes } else { Step::Waits });
         }
         if !moving.is_closed && !moving.held.is_empty() {
@@ -280,8 +282,8 @@ impl Tables {
                 return Ok(Step::Waits);
             }
             let piece = leaving.piece(&mut *entry.shard, *piece_bytes, lanes.memory())?;
-            // Nothing may change the shard behind its last rows, or behind its image.
-            moving.is_closed = leaving.next.is_none() || leaving.image.is_some();
+            // Nothing may change the shard behind its last rows.
+            moving.is_closed |= leaving.next.is_none();
             counters.pieces += 1;
             counters.bytes += (size_of_val(&piece.keys[..]) + piece.values.len()) as u64;
             let draft = Draft {

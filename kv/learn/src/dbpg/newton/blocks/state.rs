@@ -63,6 +63,7 @@ pub(super) fn read(blocks: &mut Blocks, bytes: &[u8]) -> Result<(), String> {
         blocks.blocks.insert(slot, block);
     }
     image::check(blocks.sums.1 < usize::MAX, "more pushes than there can be")?;
+    blocks.memory.release(bytes.len().saturating_sub(most));
     image.end()
 }
 
