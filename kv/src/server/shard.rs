@@ -164,8 +164,8 @@ pub trait Shard {
     /// Copies rows into an empty `extract`, in the order of their keys: those from key `from` on,
     /// one at least, and no more once that has `bytes_max` bytes. Returns the key to go on from;
     /// `None` if there are no others. A shard that gives rows has no state but these; a push
-    /// changes the rows of its keys, and a command none, unless [`Shard::changes_rows`] says so. One
-    /// with other state is moved and copied by its [`Shard::image`].
+    /// changes the rows of its keys, and a command none, unless [`Shard::changes_rows`] says so.
+    /// One with other state is moved and copied by its [`Shard::image`].
     ///
     /// # Errors
     /// The reason why such shards cannot be moved.
@@ -192,8 +192,8 @@ pub trait Shard {
         Err("shards of this table's handle cannot be moved".to_owned())
     }
 
-    /// Most bytes of the shard's image, if it is moved and copied by that; the same `Some` or `None`
-    /// for all shards of a handle.
+    /// Most bytes of the shard's image, if it is moved and copied by that; all shards of a handle
+    /// have one, or none has.
     fn image_bytes(&self) -> Option<usize> {
         None
     }

@@ -11,15 +11,15 @@
 //! Each shard knows of each worker the last timestamp that it has applied, since a worker's
 //! requests to a shard come in the order of their timestamps. A push that comes again is not
 //! applied again, or refused again if it was; of commands the answer to a worker's last one is
-//! kept, for the same reason. What is not confirmed is kept, and goes again to whoever follows after
-//! a loss. So a copy always has the beginning of what the one before it has, and all that was ever
-//! answered.
+//! kept, for the same reason. What is not confirmed is kept, and goes again to whoever follows
+//! after a loss. So a copy always has the beginning of what the one before it has, and all that was
+//! ever answered.
 //!
 //! Who is in a chain follows from the [`View`], of which the scheduler tells servers, and workers
 //! before they ask anything that depends on it. A thread that finds another one behind itself asks
 //! it to follow (`Follow`). If that has no copy, it gets one: all rows, a piece at a time beside
-//! other work (`Rows`), pushes meanwhile, and at the end what was applied of whom (`Whole`). A shard
-//! that is no rows goes as an image of one moment, and pushes since behind it. This is chain
+//! other work (`Rows`), pushes meanwhile, and at the end what was applied of whom (`Whole`). A
+//! shard that is no rows goes as an image of one moment, and pushes since behind it. This is chain
 //! replication of van Renesse and Schneider (OSDI 2004), with reads at the head that the tail
 //! confirms.
 //!
