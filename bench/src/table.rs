@@ -62,11 +62,16 @@ fn named(path: &Path) -> String {
 
 /// The specification of a table, and the format of its rows.
 fn find(client: &mut Worker, args: &NamedTable) -> Result<(TableSpec, Format)> {
-    let NamedTable { table, namespace, binary } = args;
+    let NamedTable { table, namespace, binary, arrow } = args;
     let tables = client.list_tables(namespace)?;
     let is_it = |spec: &TableSpec| spec.id == *table && spec.namespace == *namespace;
     let spec = tables.into_iter().find(is_it);
     let spec =
         spec.with_context(|| format!("there is no table {table} in namespace {namespace:?}"))?;
-    Ok((spec, if *binary { Format::Binary } else { Format::Text }))
+    let format = match (binary, arrow) {
+        (_, true) => Format::Arrow,
+        (true, _) => Format::Binary,
+        _ => Format::Text,
+    };
+    Ok((spec, format))
 }

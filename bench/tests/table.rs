@@ -41,6 +41,14 @@ fn rows_go_to_another_number_of_servers() {
     let file = folder.join("rows");
     let export = format!("table export --table 3 --binary {}", file.display());
     assert_eq!(run(&cluster, &export), (true, String::new(), "1000 rows\n".to_owned()));
+    let arrow = folder.join("rows.arrow");
+    let export = format!("table export --table 3 --arrow {}", arrow.display());
+    let (is_done, _, said) = run(&cluster, &export);
+    if cfg!(feature = "arrow") {
+        assert!(is_done && said == "1000 rows\n", "{said}");
+    } else {
+        assert!(!is_done && !arrow.exists() && said.contains("--features arrow"), "{said}");
+    }
     let (is_done, _, said) = run(&cluster, "table export --table 4");
     assert!(!is_done && said.contains("there is no table 4"), "{said}");
     let (is_done, _, said) = run(&cluster, "table export --table 3 --from 5 --to 4");
@@ -53,6 +61,18 @@ fn rows_go_to_another_number_of_servers() {
     let import = format!("table import --table 3 --binary {}", file.display());
     assert_eq!(run(&cluster, &import), (true, String::new(), "1000 rows\n".to_owned()));
     assert!(run(&cluster, "table export --table 3").1 == all);
+    if cfg!(feature = "arrow") {
+        // What was there is added to.
+        let import = format!("table import --table 3 --arrow {}", arrow.display());
+        assert_eq!(run(&cluster, &import).2, "1000 rows\n");
+        let lines = run(&cluster, "table export --table 3").1;
+        assert!(lines.lines().zip(all.lines()).all(|(twice, once)| {
+            let values = |line: &str| -> Vec<f64> {
+                line.split(' ').skip(1).map(|value| value.parse().unwrap()).collect()
+            };
+            values(twice).iter().zip(values(once)).all(|(twice, once)| *twice == 2.0 * once)
+        }));
+    }
     let (is_done, _, said) = run(&cluster, &format!("table import --table 3 {}", file.display()));
     assert!(!is_done && said.contains("row 1"), "{said}");
     drop(client);

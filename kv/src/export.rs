@@ -1,9 +1,13 @@
-//! Rows of a table as text or as binary records, for other programs and other clusters.
+//! Rows of a table as text, as binary records or as Arrow, for other programs and other clusters.
 //!
 //! As text a row is a line: its key and the values that pulls show, with spaces between them. As a
 //! binary record it is the key (u64), the number of values (u32) and the values, all little-endian.
-//! Rows ascend by key. Hidden values stay behind: [`Checkpoints`](crate::checkpoint::Checkpoints)
-//! save those as well.
+//! As Arrow it is a row of the columns `key` and `values` in a file of Arrow's IPC, which needs the
+//! feature `arrow`. Rows ascend by key. Hidden values stay behind:
+//! [`Checkpoints`](crate::checkpoint::Checkpoints) save those as well.
+
+#[cfg_attr(not(feature = "arrow"), path = "export/left_out.rs")]
+mod arrow;
 
 use std::io::{BufRead, Read, Write};
 use std::str::FromStr;
@@ -31,14 +35,16 @@ pub enum Format {
     Text,
     /// A record for each row.
     Binary,
+    /// A file of Arrow's IPC. Imports take its streams as well.
+    Arrow,
 }
 
 /// Writes the rows of `keys` of a table, while requests to it go on: each shard is as it was
 /// between two requests. Returns their number.
 ///
 /// # Errors
-/// [`Error::Checkpoint`] if `out` cannot be written; as [`Worker::wait`]. If this fails, drop the
-/// worker, so that servers stop keeping rows aside.
+/// [`Error::Config`] if this build has no Arrow; [`Error::Checkpoint`] if `out` cannot be written;
+/// as [`Worker::wait`]. If this fails, drop the worker, so that servers stop keeping rows aside.
 pub fn export_table(
     worker: &mut Worker,
     spec: &TableSpec,
@@ -46,11 +52,11 @@ pub fn export_table(
     format: Format,
     out: &mut impl Write,
 ) -> Result<u64> {
+    let mut written = RowWriter::new(spec, format)?;
     let table = worker.create_table(spec)?;
     worker.cut(&[table])?;
     let shown = if spec.width == 0 { usize::MAX } else { spec.row_bytes() };
     let mut rows = 0;
-    let mut buffer = Vec::new();
     for shard in 0..worker.shards(table)?.len() {
         let mut is_last = false;
         while !is_last {
@@ -60,16 +66,17 @@ pub fn export_table(
             is_last = piece.is_last;
             for (key, values) in piece.rows.values_of().filter(|(key, _)| keys.contains(*key)) {
                 let values = &values[..values.len().min(shown)];
-                append_row(spec, format, key, values, &mut buffer);
+                written.append(key, values).map_err(|why| failed(spec, why))?;
                 rows += 1;
             }
-            if buffer.len() >= BATCH_BYTES {
-                out.write_all(&buffer).map_err(|error| failed(spec, error))?;
-                buffer.clear();
+            if written.bytes.len() >= BATCH_BYTES {
+                out.write_all(&written.bytes).map_err(|error| failed(spec, error))?;
+                written.bytes.clear();
             }
         }
     }
-    out.write_all(&buffer).and_then(|()| out.flush()).map_err(|error| failed(spec, error))?;
+    let rest = written.end().map_err(|why| failed(spec, why))?;
+    out.write_all(&rest).and_then(|()| out.flush()).map_err(|error| failed(spec, error))?;
     Ok(rows)
 }
 
@@ -78,8 +85,9 @@ pub fn export_table(
 /// (handle `assign`) or added to (`add`).
 ///
 /// # Errors
-/// [`Error::Config`] if pushes to the table do not become its values; [`Error::Checkpoint`] names
-/// the row that is none; as [`Worker::wait`]. Rows before are pushed then.
+/// [`Error::Config`] if pushes to the table do not become its values, or this build has no Arrow;
+/// [`Error::Checkpoint`] names the row that is none; as [`Worker::wait`]. Rows before are pushed
+/// then.
 pub fn import_table(
     worker: &mut Worker,
     spec: &TableSpec,
@@ -94,8 +102,8 @@ pub fn import_table(
             spec.name, spec.handle
         )));
     }
+    let rows = RowReader::new(spec, format, input)?;
     let table = worker.create_table(spec)?;
-    let rows = RowReader { spec, format, input, count: 0 };
     with_type!(spec.value, V => import::<V>(worker, table, rows))
 }
 
@@ -123,13 +131,32 @@ fn import<V: Value + FromStr>(
     Ok(rows.count)
 }
 
-/// Reads rows of a table as [`import_table`] does, and writes them as [`export_table`] does.
+/// Reads rows of a table as [`import_table`] does, and writes them as [`export_table`] does, maybe
+/// in another format.
 ///
 /// # Errors
-/// Names the row that is none.
-pub fn rewrite_rows(spec: &TableSpec, format: Format, input: &mut impl BufRead) -> Result<Vec<u8>> {
-    let mut rows = RowReader { spec, format, input, count: 0 };
-    with_type!(spec.value, V => rows.rewrite::<V>()).map_err(|why| failed(spec, why))
+/// Names the row that is none; [`Error::Config`] if this build has no Arrow.
+pub fn rewrite_rows(
+    spec: &TableSpec,
+    format: Format,
+    input: &mut impl BufRead,
+    into: Format,
+) -> Result<Vec<u8>> {
+    let rows = RowReader::new(spec, format, input)?;
+    let again = RowWriter::new(spec, into)?;
+    with_type!(spec.value, V => rewrite::<V>(rows, again)).map_err(|why| failed(spec, why))
+}
+
+fn rewrite<V: Value + FromStr>(
+    mut rows: RowReader<'_, impl BufRead>,
+    mut again: RowWriter<'_>,
+) -> std::result::Result<Vec<u8>, String> {
+    let mut values: Vec<V> = Vec::new();
+    while let Some(key) = rows.next(&mut values)? {
+        again.append(key, V::bytes(&values))?;
+        values.clear();
+    }
+    again.end()
 }
 
 /// Rows that are being read.
@@ -137,11 +164,18 @@ struct RowReader<'a, R> {
     spec: &'a TableSpec,
     format: Format,
     input: &'a mut R,
+    /// What was read of an Arrow file.
+    arrow: Option<arrow::Reader>,
     /// Rows so far.
     count: u64,
 }
 
-impl<R: BufRead> RowReader<'_, R> {
+impl<'a, R: BufRead> RowReader<'a, R> {
+    fn new(spec: &'a TableSpec, format: Format, input: &'a mut R) -> Result<Self> {
+        let arrow = if format == Format::Arrow { Some(arrow::Reader::new(spec)?) } else { None };
+        Ok(RowReader { spec, format, input, arrow, count: 0 })
+    }
+
     /// Reads the key of the next row, and appends its values; `None` at the end.
     fn next<V: Value + FromStr>(
         &mut self,
@@ -149,9 +183,10 @@ impl<R: BufRead> RowReader<'_, R> {
     ) -> std::result::Result<Option<u64>, String> {
         self.count += 1;
         let begin = values.len();
-        let row = match self.format {
-            Format::Text => read_line(self.input, values),
-            Format::Binary => read_record(self.spec, self.input, values),
+        let row = match &mut self.arrow {
+            Some(arrow) => arrow.next(self.input, values),
+            None if self.format == Format::Text => read_line(self.input, values),
+            None => read_record(self.spec, self.input, values),
         };
         let named = |why: String| format!("row {}: {why}", self.count);
         let Some(key) = row.map_err(named)? else {
@@ -165,16 +200,6 @@ impl<R: BufRead> RowReader<'_, R> {
             )));
         }
         Ok(Some(key))
-    }
-
-    fn rewrite<V: Value + FromStr>(&mut self) -> std::result::Result<Vec<u8>, String> {
-        let mut values: Vec<V> = Vec::new();
-        let mut again = Vec::new();
-        while let Some(key) = self.next(&mut values)? {
-            append_row(self.spec, self.format, key, V::bytes(&values), &mut again);
-            values.clear();
-        }
-        Ok(again)
     }
 }
 
@@ -206,14 +231,41 @@ impl<V: Value> Batch<V> {
     }
 }
 
-fn append_row(spec: &TableSpec, format: Format, key: u64, values: &[u8], into: &mut Vec<u8>) {
-    match format {
-        Format::Text => {
-            let mut line = String::new();
-            append_line(spec, key, values, &mut line);
-            into.append(&mut line.into_bytes());
+/// Rows that are being written.
+struct RowWriter<'a> {
+    spec: &'a TableSpec,
+    format: Format,
+    /// Rows that are not in `bytes` yet.
+    arrow: Option<arrow::Writer>,
+    /// What is to be written next.
+    bytes: Vec<u8>,
+}
+
+impl<'a> RowWriter<'a> {
+    fn new(spec: &'a TableSpec, format: Format) -> Result<Self> {
+        let arrow = if format == Format::Arrow { Some(arrow::Writer::new(spec)?) } else { None };
+        Ok(RowWriter { spec, format, arrow, bytes: Vec::new() })
+    }
+
+    fn append(&mut self, key: u64, values: &[u8]) -> std::result::Result<(), String> {
+        match &mut self.arrow {
+            Some(arrow) => arrow.append(key, values, &mut self.bytes)?,
+            None if self.format == Format::Text => {
+                let mut line = String::new();
+                append_line(self.spec, key, values, &mut line);
+                self.bytes.append(&mut line.into_bytes());
+            }
+            None => append_record(self.spec, key, values, &mut self.bytes),
         }
-        Format::Binary => append_record(spec, key, values, into),
+        Ok(())
+    }
+
+    /// Returns what is left to write.
+    fn end(mut self) -> std::result::Result<Vec<u8>, String> {
+        if let Some(arrow) = self.arrow {
+            arrow.end(&mut self.bytes)?;
+        }
+        Ok(self.bytes)
     }
 }
 

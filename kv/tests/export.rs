@@ -12,32 +12,48 @@ use support::{Servers, any, config};
 
 const KEYS: u64 = 3000;
 
+/// Those that this build has.
+const FORMATS: &[Format] = match cfg!(feature = "arrow") {
+    true => &[Format::Text, Format::Binary, Format::Arrow],
+    false => &[Format::Text, Format::Binary],
+};
+
 fn servers(count: usize) -> Servers {
     Servers::start(any(), count, &config(64, 1 << 28), &Handles::default())
 }
 
 /// Tables of each kind of rows.
-fn specs() -> [TableSpec; 3] {
+fn specs() -> [TableSpec; 6] {
     [
         TableSpec::new(1, "sums", ValueType::I64, 1),
         TableSpec::new(2, "halves", ValueType::F16, 3).handle("assign"),
         TableSpec::new(3, "lists", ValueType::F32, 0).handle("assign"),
+        TableSpec::new(4, "pairs", ValueType::F64, 2).handle("assign"),
+        TableSpec::new(5, "counts", ValueType::U32, 1),
+        TableSpec::new(6, "lists of counts", ValueType::U64, 0).handle("assign"),
     ]
 }
 
 /// Pushes values to keys over the whole range.
 fn fill(worker: &mut Worker) {
     let keys: Vec<u64> = (0..KEYS).map(|key| key * (u64::MAX / KEYS)).collect();
-    let [sums, halves, lists] = specs().map(|spec| worker.create_table(&spec).unwrap());
+    let [sums, halves, lists, pairs, counts, lists_of_counts] =
+        specs().map(|spec| worker.create_table(&spec).unwrap());
     let numbers: Vec<i64> = (0..KEYS as i64).map(|at| at * at - 5000).collect();
     let thirds: Vec<f16> = (0..3 * KEYS).map(|at| f16::from_f32(at as f32 / 3.0)).collect();
     let lengths: Vec<u32> = (0..KEYS as u32).map(|at| at % 4).collect();
     let count = lengths.iter().sum::<u32>();
     let sevenths: Vec<f32> = (0..count).map(|at| at as f32 / 7.0).collect();
+    let ninths: Vec<f64> = (0..2 * KEYS).map(|at| at as f64 / -9.0).collect();
+    let smalls: Vec<u32> = (0..KEYS as u32).map(|at| u32::MAX - at).collect();
+    let bigs: Vec<u64> = (0..u64::from(count)).map(|at| u64::MAX - at).collect();
     let made = [
         worker.push(sums, &keys, &numbers).unwrap(),
         worker.push(halves, &keys, &thirds).unwrap(),
         worker.push_varying(lists, &keys, &lengths, &sevenths).unwrap(),
+        worker.push(pairs, &keys, &ninths).unwrap(),
+        worker.push(counts, &keys, &smalls).unwrap(),
+        worker.push_varying(lists_of_counts, &keys, &lengths, &bigs).unwrap(),
     ];
     made.into_iter().for_each(|push| drop(worker.wait(push).unwrap()));
 }
@@ -55,7 +71,7 @@ fn tables_are_equal_in_another_number_of_servers() {
     fill(&mut worker);
     let part = KeyRange::new(0, u64::MAX / KEYS * 100).unwrap();
     for (keys, rows) in [(KeyRange::ALL, KEYS), (part, 100)] {
-        for format in [Format::Text, Format::Binary] {
+        for &format in FORMATS {
             let to = servers(3);
             let mut other = to.worker();
             for spec in specs() {
@@ -76,7 +92,7 @@ fn tables_are_equal_in_another_number_of_servers() {
 fn what_is_no_row_is_named() {
     let servers = servers(1);
     let mut worker = servers.worker();
-    let [sums, halves, _] = specs();
+    let [sums, halves, ..] = specs();
     for (spec, text, says) in [
         (&sums, "1 2\nx 3\n", "row 2: \"x\" is no key"),
         (&sums, "1 2\n\n", "row 2: it is empty"),
@@ -93,4 +109,18 @@ fn what_is_no_row_is_named() {
     let steps = TableSpec::new(9, "steps", ValueType::F32, 1).handle("adam");
     let said = import_table(&mut worker, &steps, Format::Text, &mut &b""[..]).unwrap_err();
     assert!(said.to_string().contains("its handle adam"), "{said}");
+}
+
+#[test]
+#[cfg(not(feature = "arrow"))]
+fn a_build_without_arrow_says_how_to_get_it() {
+    let servers = servers(1);
+    let mut worker = servers.worker();
+    let [spec, ..] = specs();
+    let read = import_table(&mut worker, &spec, Format::Arrow, &mut &b""[..]);
+    let written = export_table(&mut worker, &spec, KeyRange::ALL, Format::Arrow, &mut Vec::new());
+    for said in [read, written] {
+        let said = said.unwrap_err().to_string();
+        assert!(said.contains("build it with --features arrow"), "{said}");
+    }
 }

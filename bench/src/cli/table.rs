@@ -25,8 +25,12 @@ pub(crate) struct NamedTable {
     pub(crate) namespace: String,
     /// Binary records instead of lines: key (u64), number of values (u32) and values,
     /// little-endian
-    #[arg(long)]
+    #[arg(long, conflicts_with = "arrow")]
     pub(crate) binary: bool,
+    /// A file of Arrow's IPC (Feather 2) instead of lines, with the columns key and values; builds
+    /// with --features arrow have it
+    #[arg(long)]
+    pub(crate) arrow: bool,
 }
 
 /// Rows to write.
