@@ -264,7 +264,7 @@ fn barriers_are_for_any_group() {
 fn who_is_missing_at_a_barrier_is_named() {
     let node = NodeConfig { join_timeout: 5 * SECOND, ..NodeConfig::default() };
     simulate(1, ClusterConfig { node, ..config() }, |cluster| {
-        let body = json!({ "group": 6, "late": null });
+        let body = json!({ "group": 6, "late": 1 });
         let task = cluster.submit(Target::Worker(1), "meets", &body).unwrap();
         asked(cluster, NodeName::Server(0), "echo", 0);
         let error = cluster.meet(Group::ALL, "here").unwrap_err().to_string();
