@@ -3,7 +3,8 @@
 
 use anyhow::{Context, Result, ensure};
 use caravan_kv::Worker;
-use caravan_kv::checkpoint::{Checkpoints, Folder, Manifest, SavedTable};
+use caravan_kv::checkpoint::{Checkpoints, Disk, Manifest, SavedTable};
+use caravan_kv::objects;
 use serde::Serialize;
 
 use crate::cli::{CheckpointCommand, CheckpointFolder, Common, ExportCheckpoint, StoredCheckpoint};
@@ -42,7 +43,7 @@ impl Row for Saved<'_> {
 pub(crate) fn run(common: &Common, command: &CheckpointCommand) -> Result<()> {
     match command {
         CheckpointCommand::Create(args) => {
-            let mut checkpoints = open(&args.folder);
+            let mut checkpoints = open(&args.folder)?;
             let number = with_client(common, |client| {
                 let tables = client.list_tables(&args.namespace)?;
                 ensure!(!tables.is_empty(), "no table is in namespace {:?}", args.namespace);
@@ -51,7 +52,7 @@ pub(crate) fn run(common: &Common, command: &CheckpointCommand) -> Result<()> {
             report(common, [(number, checkpoints.manifest(number)?)])
         }
         CheckpointCommand::List(folder) => {
-            let checkpoints = open(folder);
+            let checkpoints = open(folder)?;
             let numbers = checkpoints.list()?.into_iter();
             let manifests = numbers.map(|number| Ok((number, checkpoints.manifest(number)?)));
             report(common, manifests.collect::<Result<Vec<_>>>()?)
@@ -76,13 +77,14 @@ fn with_client<T>(common: &Common, work: impl FnOnce(&mut Worker) -> Result<T>) 
     cluster::with_client(&cluster::running(common)?, JOB, work)
 }
 
-fn open(folder: &CheckpointFolder) -> Checkpoints<Folder> {
-    Checkpoints::new(Folder::new(&folder.dir))
+fn open(folder: &CheckpointFolder) -> Result<Checkpoints<Box<dyn Disk>>> {
+    let disk = objects::disk(&folder.dir);
+    Ok(Checkpoints::new(disk.with_context(|| folder.dir.display().to_string())?))
 }
 
 /// The checkpoints of a folder, and the number of the one that is meant.
-fn find(args: &StoredCheckpoint) -> Result<(Checkpoints<Folder>, u64)> {
-    let checkpoints = open(&args.folder);
+fn find(args: &StoredCheckpoint) -> Result<(Checkpoints<Box<dyn Disk>>, u64)> {
+    let checkpoints = open(&args.folder)?;
     let number = match args.number {
         Some(number) => Some(number),
         None => checkpoints.list()?.pop(),

@@ -62,6 +62,7 @@ pub mod history;
 pub mod jobs;
 pub mod map;
 pub mod node;
+pub mod objects;
 mod op;
 pub mod runs;
 pub mod secret;

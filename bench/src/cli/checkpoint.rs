@@ -23,7 +23,7 @@ pub(crate) enum CheckpointCommand {
 /// A folder of checkpoints.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct CheckpointFolder {
-    /// Folder of the checkpoints
+    /// Folder of the checkpoints, or s3://BUCKET/FOLDER in a build with --features stores
     #[arg(value_name = "DIR")]
     pub(crate) dir: PathBuf,
 }

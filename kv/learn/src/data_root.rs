@@ -8,8 +8,10 @@ use std::fs;
 use std::path::{Component, Path, PathBuf};
 
 use caravan_kv::NodeConfig;
+use caravan_kv::objects::is_address;
 
-/// The folder that contains all files of orders; `None` is everywhere.
+/// The folder that contains all files of orders, or the address that all objects of orders begin
+/// with; `None` is everywhere.
 #[derive(Debug, Clone)]
 pub(crate) struct DataRoot(Option<PathBuf>);
 
@@ -22,8 +24,11 @@ impl DataRoot {
         let root = match &config.data_root {
             Some(root) => root,
             None if config.launched => return Ok(DataRoot(None)),
-            None => Path::new("."),
+            None => &PathBuf::from("."),
         };
+        if is_address(root) {
+            return Ok(DataRoot(Some(root.clone())));
+        }
         let found = fs::canonicalize(root);
         let found = found.map_err(|error| {
             let root = root.display();
@@ -44,7 +49,11 @@ impl DataRoot {
     /// anything exists outside.
     pub(crate) fn allow(&self, path: &Path) -> Result<PathBuf, String> {
         let Some(root) = &self.0 else { return Ok(path.to_path_buf()) };
-        resolve(&root.join(path)).filter(|found| found.starts_with(root)).ok_or_else(|| {
+        let found = match is_address(root) || is_address(path) {
+            true => below(root, path),
+            false => resolve(&root.join(path)).filter(|found| found.starts_with(root)),
+        };
+        found.ok_or_else(|| {
             format!(
                 "{} is not below {}, the data root of this worker: move it there, or start the worker with another one (--data-root, CARAVAN_DATA_ROOT)",
                 path.display(),
@@ -52,6 +61,19 @@ impl DataRoot {
             )
         })
     }
+}
+
+/// The address of an object below the address `root`, or of one that `path` names from there on.
+fn below(root: &Path, path: &Path) -> Option<PathBuf> {
+    let (root, path) = (root.to_str()?.trim_end_matches('/'), path.to_str()?);
+    let rest = match path.strip_prefix(root).and_then(|rest| rest.strip_prefix('/')) {
+        Some(rest) => rest,
+        None if path.starts_with('/') || is_address(Path::new(path)) => return None,
+        None => path,
+    };
+    let is_plain = |part: &str| !matches!(part, "" | "." | "..") && !part.contains('%');
+    let is_below = is_address(Path::new(root)) && rest.split('/').all(is_plain);
+    is_below.then(|| format!("{root}/{rest}").into())
 }
 
 /// `path` without links and `..`. The part that does not exist yet has neither.
@@ -130,6 +152,33 @@ mod tests {
                 assert!(said.contains(name) && said.contains("--data-root"), "{said}");
             }
         }
+    }
+
+    #[test]
+    fn only_objects_below_an_address_are_read() {
+        let of_store = root(Path::new("s3://bucket/data/"));
+        for (path, found) in
+            [("s3://bucket/data/a", "s3://bucket/data/a"), ("a/b.gz", "s3://bucket/data/a/b.gz")]
+        {
+            assert_eq!(of_store.allow(Path::new(path)), Ok(found.into()), "{path}");
+        }
+        for path in [
+            "s3://bucket/database/a",
+            "s3://other/data/a",
+            "s3://bucket/data/../a",
+            "s3://bucket/data",
+            "../a",
+            "a/%2e%2e/b",
+            "/etc/passwd",
+            "",
+        ] {
+            of_store.allow(Path::new(path)).expect_err(path);
+        }
+        let folder = Folder::new("data-root-of-files");
+        let said = root(folder.path()).allow(Path::new("s3://bucket/secret"));
+        assert!(said.is_err_and(|said| said.contains("is not below")));
+        let anywhere = DataRoot::anywhere().allow(Path::new("s3://bucket/a"));
+        assert_eq!(anywhere, Ok("s3://bucket/a".into()));
     }
 
     #[test]

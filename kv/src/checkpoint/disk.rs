@@ -45,6 +45,32 @@ pub trait Disk {
     fn names(&self) -> io::Result<Vec<String>>;
 }
 
+impl Disk for Box<dyn Disk> {
+    fn append(&mut self, name: &str, bytes: &[u8]) -> io::Result<()> {
+        self.as_mut().append(name, bytes)
+    }
+
+    fn sync(&mut self, name: &str) -> io::Result<()> {
+        self.as_mut().sync(name)
+    }
+
+    fn rename(&mut self, from: &str, to: &str) -> io::Result<()> {
+        self.as_mut().rename(from, to)
+    }
+
+    fn sync_names(&mut self) -> io::Result<()> {
+        self.as_mut().sync_names()
+    }
+
+    fn open(&self, name: &str) -> io::Result<Box<dyn Read + '_>> {
+        self.as_ref().open(name)
+    }
+
+    fn names(&self) -> io::Result<Vec<String>> {
+        self.as_ref().names()
+    }
+}
+
 /// A folder of a file system.
 #[derive(Debug)]
 pub struct Folder {

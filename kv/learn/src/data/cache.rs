@@ -20,6 +20,7 @@ use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
+use caravan_kv::objects::{Object, is_address};
 use crc_fast::{CrcAlgorithm, Digest, crc32_iscsi};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -70,6 +71,11 @@ pub(super) fn read_or_make(
 pub(super) fn identity(paths: &[PathBuf], shard: Shard) -> Result<String> {
     let mut text = format!("shard {} of {}\n", shard.index, shard.count);
     for path in paths {
+        if let (true, Some(address)) = (is_address(path), path.to_str()) {
+            text +=
+                &of_object(address).map_err(|source| Error::Open { path: path.clone(), source })?;
+            continue;
+        }
         let look = || -> std::io::Result<_> {
             let found = fs::metadata(path)?;
             let changed = found.modified()?.duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -80,6 +86,19 @@ pub(super) fn identity(paths: &[PathBuf], shard: Shard) -> Result<String> {
         text += &format!("{:?} of {bytes} bytes, changed at {changed}\n", path);
     }
     Ok(text)
+}
+
+/// As [`identity`], of one object.
+fn of_object(address: &str) -> std::io::Result<String> {
+    let object = Object::open(address)?;
+    let bytes = object.total_bytes();
+    match object.tag() {
+        Some(tag) => Ok(format!("{address} of {bytes} bytes, tagged {tag}\n")),
+        None => {
+            let why = "its store has no tags that change with it: leave out the cache";
+            Err(std::io::Error::new(ErrorKind::Unsupported, why))
+        }
+    }
 }
 
 /// The file of a block of a shard's rows.

@@ -5,13 +5,12 @@
 //! the byte before it on, and ends where the next one begins: whoever reads a block needs none of
 //! the others, and each line is read once, however long it is.
 
-use std::fs::File;
 use std::io::{BufRead, BufReader, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use super::read::parse_block;
 use super::source::{self, Blocks, Lines};
-use super::{Examples, Shard};
+use super::{Examples, Input, Shard};
 use crate::{Error, Result};
 
 /// A part of a file.
@@ -62,7 +61,7 @@ impl Cut {
         if format.is_some() {
             return Lines::open(&self.path);
         }
-        let mut file = open(&self.path)?;
+        let mut file = Input::open(&self.path)?;
         let begin = first_line(&mut file, self.begin, len).map_err(at_read(&self.path))?;
         let end = first_line(&mut file, self.end, len).map_err(at_read(&self.path))?;
         file.seek(SeekFrom::Start(begin)).map_err(at_read(&self.path))?;
@@ -89,10 +88,6 @@ impl Cut {
     }
 }
 
-fn open(path: &Path) -> Result<File> {
-    File::open(path).map_err(|source| Error::Open { path: path.to_path_buf(), source })
-}
-
 fn at_read(path: &Path) -> impl Fn(std::io::Error) -> Error {
     let path = path.to_path_buf();
     move |source| Error::Read { path: path.clone(), source }
@@ -100,7 +95,7 @@ fn at_read(path: &Path) -> impl Fn(std::io::Error) -> Error {
 
 /// Where the first line begins at or behind byte `at` of a file of `len` bytes; its end if none
 /// does.
-fn first_line(file: &mut File, at: u64, len: u64) -> std::io::Result<u64> {
+fn first_line(file: &mut Input, at: u64, len: u64) -> std::io::Result<u64> {
     if at == 0 || at >= len {
         return Ok(at.min(len));
     }

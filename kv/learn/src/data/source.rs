@@ -4,13 +4,13 @@
 //! Path: **source** > libsvm > `Examples`. A file is streamed: memory is a few blocks, whatever its
 //! size.
 
-use std::fs::File;
 use std::io::{BufReader, Cursor, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use memchr::{memchr, memchr_iter, memrchr};
 
+use super::Input;
 use crate::{Error, Result};
 
 /// Text read at a time: short enough that one block's memory is reused for the next.
@@ -123,12 +123,11 @@ impl Iterator for Blocks {
     }
 }
 
-/// The length of a file, and its compression.
+/// The length of a file or object, and its compression.
 pub(crate) fn length_and_format(path: &Path) -> Result<(u64, Option<&'static str>)> {
-    let at_open = |source| Error::Open { path: path.to_path_buf(), source };
     let at_read = |source| Error::Read { path: path.to_path_buf(), source };
-    let file = File::open(path).map_err(at_open)?;
-    let len = file.metadata().map_err(at_read)?.len();
+    let file = Input::open(path)?;
+    let len = file.total_bytes().map_err(at_read)?;
     let mut head = Vec::with_capacity(HEAD_BYTES);
     file.take(HEAD_BYTES as u64).read_to_end(&mut head).map_err(at_read)?;
     Ok((len, detect(&head)))
@@ -150,7 +149,7 @@ impl Lines {
     pub(super) fn open(path: &Path) -> Result<Self> {
         let at_open = |source| Error::Open { path: path.to_path_buf(), source };
         let at_read = |source| Error::Read { path: path.to_path_buf(), source };
-        let mut file = File::open(path).map_err(at_open)?;
+        let mut file = Input::open(path)?;
         let mut head = Vec::with_capacity(HEAD_BYTES);
         (&mut file).take(HEAD_BYTES as u64).read_to_end(&mut head).map_err(at_read)?;
         let format = detect(&head);

@@ -8,6 +8,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use caravan_kv::objects::is_address;
 use caravan_kv::{App, Table, TableSpec, WorkerNode};
 use serde::{Deserialize, Serialize};
 
@@ -277,6 +278,10 @@ impl Dbpg {
         let files: Result<Vec<_>, _> = files.iter().map(|file| root.allow(file)).collect();
         let cache = cache.map(|folder| root.allow(folder)).transpose()?;
         let cache = cache.as_deref();
+        if let Some(folder) = cache.filter(|folder| is_address(folder)) {
+            let folder = folder.display();
+            return Err(format!("rows are cached in folders, not in {folder}: leave out --cache"));
+        }
         self.data = None;
         self.training = None;
         let loading = Loading::read(

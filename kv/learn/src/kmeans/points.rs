@@ -2,7 +2,6 @@
 //! whatever the number of its workers.
 
 use std::collections::HashMap;
-use std::fs::File;
 use std::io::{BufReader, Read};
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
@@ -10,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use flate2::read::MultiGzDecoder;
 
-use crate::data::{self, Examples, Shard};
+use crate::data::{self, Examples, Input, Shard};
 use crate::{Error, Result};
 
 /// First bytes of a file of images in the IDX format: bytes, in three dimensions.
@@ -132,7 +131,7 @@ fn wrong(file: &Path, reason: String) -> Error {
 /// Reads a file of images; `None` if it is something else.
 fn images(file: &Path) -> Result<Option<Images>> {
     let failed = |source| Error::Read { path: file.to_owned(), source };
-    let open = || File::open(file).map_err(|source| Error::Open { path: file.to_owned(), source });
+    let open = || Input::open(file);
     let mut first = Vec::new();
     open()?.take(2).read_to_end(&mut first).map_err(failed)?;
     let mut reader: Box<dyn Read> = match first == GZIP {
