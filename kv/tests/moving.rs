@@ -16,13 +16,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use caravan_kv::consistency::Model;
+use caravan_kv::node::Role;
 use caravan_kv::server::MoveCounters;
 use caravan_kv::{
     Handles, Placement, Runs, ServerAddress, ServerThread, Table, TableSpec, Timestamp, ValueType,
     Worker,
 };
-use caravan_van::KeyRange;
 use caravan_van::sim::{Network, Node, for_each_seed};
+use caravan_van::{Endpoint, Identity, KeyRange, VanConfig};
 use cluster::{Draws, connect, server_endpoint, weather};
 use ticks::{check_ticks, tick, with_ticks};
 
@@ -265,6 +266,66 @@ fn a_shard_stays_if_the_newcomer_crashes() {
         });
         worker.join().unwrap_or_else(|stopped| panic!("{stopped}"));
     });
+}
+
+/// An endpoint that may have 4,096 requests on each lane.
+fn wide_endpoint(network: &Network, node: u32, role: Role) -> Endpoint {
+    let identity = Identity { role: role.number(), ..Identity::default() };
+    let (credits, memory_bytes) = (4096, 1 << 28);
+    let config = VanConfig { node, identity, credits, memory_bytes, ..VanConfig::default() };
+    Endpoint::new(Box::new(network.transport(&config)), node, credits)
+}
+
+#[test]
+fn thousands_of_held_requests_are_sent_back_one_by_one() {
+    let network = Network::new(1, weather(0));
+    let stop = Arc::new(AtomicBool::new(false));
+    let servers: Vec<_> = (0..2)
+        .map(|index| {
+            let stop = stop.clone();
+            let node = network.spawn(&format!("server {index}"), move |network| {
+                let endpoint = wide_endpoint(network, index as u32, Role::Server);
+                let mut server = ServerThread::new(endpoint, index, 2, Handles::default());
+                server.run(&stop).unwrap();
+                server.moves()
+            });
+            network.sleep(Duration::from_micros(1)); // keeps addresses in order
+            node
+        })
+        .collect();
+    let at =
+        |index| ServerAddress { name: format!("server {index}"), address: format!("sim:{index}") };
+    let addresses: Vec<_> = (0..2).map(at).collect();
+    let worker = network.spawn("worker", move |network| {
+        let endpoint = wide_endpoint(network, 9, Role::Worker);
+        let mut worker = Worker::connect(endpoint, &addresses, Duration::from_secs(60)).unwrap();
+        let spec = TableSpec::new(1, "numbers", ValueType::I64, 1);
+        let spec = spec.placement(Placement::Cut(vec![(0, 0)]));
+        let table = worker.create_table(&spec).unwrap();
+        let mut pushed = 0;
+        for (turn, to) in [1, 0].repeat(30).into_iter().enumerate() {
+            let moved = worker.move_shard(table, 0, to).unwrap();
+            worker.poll().unwrap();
+            network.sleep(Duration::from_micros(2 * turn as u64)); // some meet its end
+            let push = |_| {
+                let push = worker.push(table, &[7], &[1i64]).unwrap();
+                worker.poll().unwrap(); // sends it by itself
+                push
+            };
+            let pushes: Vec<_> = (0..4000).map(push).collect();
+            pushed += pushes.len() as i64;
+            pushes.into_iter().for_each(|push| drop(worker.wait(push).unwrap()));
+            worker.wait(moved).unwrap();
+        }
+        let pulled = worker.pull(table, &[7]).unwrap();
+        assert_eq!(worker.wait(pulled).unwrap().values::<i64>(), [pushed]);
+    });
+    worker.join().unwrap_or_else(|stopped| panic!("{stopped}"));
+    stop.store(true, Ordering::Relaxed);
+    let moves = servers.into_iter().map(Node::join);
+    let moves: Vec<_> = moves.map(|it| it.unwrap_or_else(|why| panic!("{why}"))).collect();
+    let held: u64 = moves.iter().map(|it| it.held_leaving).sum();
+    assert!(held >= 2000, "{held} requests waited for the end of a move: {moves:?}");
 }
 
 #[test]

@@ -32,6 +32,8 @@ pub(super) struct ShardService {
     clients: Clients,
     parking: Parking,
     keys: NamedKeys,
+    /// Whether `release_held` runs.
+    is_releasing: bool,
     /// Brings what the scheduler says of lost servers.
     pub(super) views: Option<Receiver<View>>,
 }
@@ -45,6 +47,7 @@ impl ShardService {
             endpoint,
             clients: Clients::default(),
             parking: Parking::default(),
+            is_releasing: false,
             views: None,
         }
     }
@@ -117,10 +120,16 @@ impl ShardService {
     }
 
     /// Serves the requests that waited for a move which has ended. No later one may overtake them.
+    /// One that asks for this again, as it releases others, leaves them to the call that serves it:
+    /// as many may wait as all workers have credits.
     fn release_held(&mut self) {
+        if std::mem::replace(&mut self.is_releasing, true) {
+            return;
+        }
         while let Some(Held { peer, message, list }) = self.tables.release() {
             self.admit(peer, message, list);
         }
+        self.is_releasing = false;
     }
 
     /// Processes arrivals. `step` calls this function out of line, so that a step without arrivals
