@@ -488,30 +488,7 @@ fn tables_are_listed_and_dropped_when_servers_die() {
 fn a_primary_without_memory_and_its_copy_stay_equal() {
     let network = Network::new(1, Faults::none());
     let is_full = Arc::new(AtomicBool::new(false));
-    let stop = Arc::new(AtomicBool::new(false));
-    for index in 0..2 {
-        let (is_full, stop) = (is_full.clone(), stop.clone());
-        network.spawn(&format!("server {index}"), move |network| {
-            let endpoint = server_endpoint(network, index as u32);
-            let pool = endpoint.lanes.memory().clone();
-            let mut account = Account::new(&pool, "everything");
-            let mut server = ServerThread::new(endpoint, index, 2, Handles::default());
-            while !stop.load(Ordering::Relaxed) {
-                match is_full.load(Ordering::Relaxed) && index == 0 {
-                    true => {
-                        (0..64).for_each(|part| drop(account.add(pool.bytes_left() >> part)));
-                    }
-                    false => account.set(0).unwrap(),
-                }
-                server.step().unwrap();
-                network.sleep(Duration::from_micros(20));
-            }
-        });
-        network.sleep(Duration::from_micros(1)); // keeps addresses in order
-    }
-    let at =
-        |index| ServerAddress { name: format!("server {index}"), address: format!("sim:{index}") };
-    let addresses: Vec<_> = (0..2).map(at).collect();
+    let (addresses, stop) = start_full(&network, &is_full);
     let driver = network.spawn("driver", move |network| {
         let oracle = Oracle::default();
         let mut known = oracle.connect(network, 100, &addresses);
