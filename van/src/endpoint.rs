@@ -12,7 +12,8 @@
 //! * A reply that holds only values can be **placed**: the sender writes it straight into memory
 //!   that the request offered. The offer identifies the request, so nothing else is sent.
 //!
-//! Messages to a peer stay in order, whichever way they travel.
+//! Messages to a peer stay in order, whichever way they travel. On a lane of [`Endpoint::open`] one
+//! request may be posted before the peer has answered; it waits in the outbox.
 //!
 //! An endpoint has two halves, so that a caller can answer one message while it reads the next:
 //! [`Lanes`] sends, and the [`Inbox`] holds what arrived.
@@ -124,6 +125,17 @@ impl Endpoint {
     pub fn connect(&mut self, address: &str) -> Result<PeerId> {
         self.forget_closed();
         self.lanes.connect(address)
+    }
+
+    /// As [`Endpoint::connect`]; one request may be posted already. It is sent when the connection
+    /// is established, before any other, and is lost with a connection that cannot be.
+    ///
+    /// # Errors
+    /// As [`Transport::connect`].
+    pub fn open(&mut self, address: &str) -> Result<PeerId> {
+        let peer = self.connect(address)?;
+        self.lanes.admit_early(peer);
+        Ok(peer)
     }
 
     /// Closes a connection and forgets everything outstanding on it.

@@ -18,12 +18,14 @@ use crate::wire::{Kind, Offer};
 pub(super) struct Lane {
     /// Name of the peer in error messages: its address, or its node if it connected to us.
     pub(super) name: String,
-    /// Number of requests that may still be posted; 0 until the peer's hello has arrived.
+    /// Number of requests that may still be posted; until the peer's hello has arrived 0, or 1.
     pub(super) credits: u16,
     /// Number of requests that the peer accepts at a time.
     pub(super) credits_max: u16,
     /// Number of the peer's requests that have no reply yet.
     pub(super) unanswered: u16,
+    /// Longest frame that both sides take; 0 until the peer's hello has arrived, so that no frame
+    /// takes a message.
     pub(super) frame_bytes: usize,
     /// Open frame of short messages.
     pub(super) packer: Packer,
@@ -107,6 +109,20 @@ impl Lane {
     pub(super) fn put_back(&mut self, item: Item) {
         self.outbox_bytes += item.bytes();
         self.outbox.push_front(item);
+    }
+
+    /// Whether the peer's hello has arrived.
+    pub(super) fn is_up(&self) -> bool {
+        self.frame_bytes > 0
+    }
+
+    /// Records what the peer's hello admits. Returns whether messages waited for it.
+    pub(super) fn greeted(&mut self, credits: u16, frame_bytes: usize) -> bool {
+        let early = self.credits_max - self.credits;
+        self.credits_max = credits;
+        self.credits = credits.saturating_sub(early);
+        self.frame_bytes = frame_bytes;
+        !self.outbox.is_empty()
     }
 
     /// Whether the next message leaves at once and no landing needs a message of its own.

@@ -139,6 +139,12 @@ impl Lanes {
         Ok(peer)
     }
 
+    /// Lets one request be posted to a peer that has not said hello.
+    pub(super) fn admit_early(&mut self, peer: PeerId) {
+        let lane = self.enter(peer);
+        (lane.credits, lane.credits_max) = (1, 1);
+    }
+
     pub(super) fn disconnect(&mut self, peer: PeerId) {
         self.transport.disconnect(peer);
         if let Some(lane) = self.lanes.get_mut(peer.0 as usize) {

@@ -300,14 +300,16 @@ impl Endpoint {
             lane.name = format!("node {}, which called", hello.node);
         }
         let admitted = hello.credits.get().min(VanConfig::CREDITS_MAX);
-        lane.credits = admitted;
-        lane.credits_max = admitted;
+        let frame_bytes = frame_bytes.min(hello.frame_bytes.get() as usize);
+        let has_early = lane.greeted(admitted, frame_bytes);
         // An honest peer has one landing for each outstanding message, and one more while landings
         // of the wrong size are being returned.
         let landings_max = 4 * (usize::from(credits) + usize::from(lane.credits_max));
         lane.grants.count_max = landings_max;
         lane.landings.count_max = landings_max;
-        lane.frame_bytes = frame_bytes.min(hello.frame_bytes.get() as usize);
+        if has_early && let Err(error) = self.lanes.flush(peer) {
+            self.lanes.drop_lane(peer, &error);
+        }
         Arrival::Connected { peer, hello }
     }
 }

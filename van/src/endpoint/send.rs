@@ -223,23 +223,23 @@ impl Lanes {
         self.hold(peer, item, is_request)
     }
 
-    /// Puts an item into the outbox, and asks for a landing if it needs one. This side bounds how
-    /// many requests wait. A peer that grants no landings decides how many answers wait, so those
-    /// are bounded by memory.
+    /// Puts an item into the outbox, and asks for a landing if it needs one and the peer is up.
+    /// This side bounds how many requests wait. A peer that grants no landings decides how many
+    /// answers wait, so those are bounded by memory.
     fn hold(&mut self, peer: PeerId, item: Item, is_request: bool) -> Result<()> {
         let lane = lane(&mut self.lanes, peer)?;
         let bytes = item.landing_bytes(lane.frame_bytes);
         let free = (!is_request).then(|| self.memory.bytes_free());
         let held = lane.hold(item, free);
         held.map_err(|item| self.memory.refusal(item.bytes()))?;
-        if bytes == 0 {
+        if bytes == 0 || !lane.is_up() {
             return Ok(());
         }
         lane.grants.ask();
         self.want(peer, bytes)
     }
 
-    /// Sends the items of the outbox, as far as landings go.
+    /// Sends the items of the outbox to a peer that is up, as far as landings go.
     pub(super) fn flush(&mut self, peer: PeerId) -> Result<()> {
         loop {
             let lane = lane(&mut self.lanes, peer)?;

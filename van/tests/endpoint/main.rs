@@ -1,9 +1,10 @@
 //! Goal: lanes keep their promises (order, credits, landings within bounds) to honest peers, and
 //! lose hostile ones alone. Method: both ends of a lane on the simulated network, driven by hand
-//! from one thread. Hostile peers are in `hostile.rs`, lent values in `lent.rs`, frames and images
-//! that messages share in `packed.rs`.
+//! from one thread. Requests before the peer's hello are in `early.rs`, hostile peers in
+//! `hostile.rs`, lent values in `lent.rs`, frames and images that messages share in `packed.rs`.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+mod early;
 mod hostile;
 #[cfg(all(target_os = "linux", feature = "shm"))]
 mod lent;
