@@ -24,6 +24,7 @@ const SCHEDULER: u8 = 1;
 const SERVER: u8 = 2;
 const WORKER: u8 = 3;
 const DRIVER: u8 = 4;
+const GUEST: u8 = 5;
 
 /// Settings of a job with a secret, whose nodes are soon counted as lost.
 fn config(servers: usize, workers: usize) -> ClusterConfig {
@@ -162,6 +163,63 @@ fn complete(workers: u32) -> (Scheduler, ClusterConfig, Vec<(Lane, Identity)>) {
         assert!(matches!(&heard, Heard::Answer(roster) if roster["van"] == "tcp"), "{heard:?}");
     }
     (scheduler, config, lanes)
+}
+
+/// What the scheduler orders next, if it is news of lost server threads.
+fn lost_servers(lane: &mut Lane) -> Vec<u64> {
+    lane.hear(|arrival, message| match (arrival, message) {
+        (Arrival::Lost { error, .. }, _) => panic!("{error}"),
+        (_, Some(message)) if message.kind() == Kind::Request => {
+            let order: Value = serde_json::from_slice(message.values()).unwrap();
+            serde_json::from_value(order["LostServers"].clone()).ok()
+        }
+        _ => None,
+    })
+}
+
+/// Losses are told once: of k lost servers a member and a driver hear k entries.
+#[test]
+fn each_loss_is_told_once() {
+    let mut config = config(6, 1);
+    config.node.server_losses_max = 6;
+    config.node.join_timeout = TIMEOUT;
+    let mut scheduler = Scheduler::bind(&config).unwrap();
+    let mut join = join();
+    join["Join"]["beats"] = json!(false);
+    let servers = (0..6).map(|rank| node(SERVER, Some(rank)));
+    let nodes = servers.chain([node(WORKER, Some(0))]);
+    let mut lanes: Vec<Lane> = nodes
+        .map(|identity| {
+            let mut lane = Lane::open(&scheduler, &config.node, identity).unwrap();
+            lane.begin(&join);
+            lane
+        })
+        .collect();
+    scheduler.gather(|| Ok(())).unwrap();
+    let mut guest = Lane::open(&scheduler, &config.node, node(GUEST, None)).unwrap();
+    assert_eq!(guest.ask(&json!({ "Begin": { "job": "watches" } })), Heard::Answer(Value::Null));
+    let losses = |known: usize| json!({ "Watch": { "known": known } });
+    let told =
+        |lost: &[u64]| Heard::Answer(json!({ "fatal": null, "servers": lost, "cancelled": null }));
+    let mut worker = lanes.remove(6);
+    let mut stays = lanes.remove(1);
+    // Not in the order of their ranks.
+    let order = [4, 0, 5, 2, 3];
+    let mut lanes: Vec<Option<Lane>> = lanes.into_iter().map(Some).collect();
+    let mut heard = Vec::new();
+    let mut watch = guest.begin(&losses(0));
+    for (known, lost) in (1..).zip(order) {
+        let place = if lost > 1 { lost - 1 } else { lost };
+        drop(lanes[place as usize].take());
+        let news = lost_servers(&mut worker);
+        assert_eq!(lost_servers(&mut stays), news);
+        heard.extend(news);
+        assert_eq!(guest.answer(watch), told(&[lost]));
+        watch = guest.begin(&losses(known));
+    }
+    assert_eq!(heard, order, "{} entries for 5 losses", heard.len());
+    assert_eq!(guest.ask(&losses(2)), told(&[5, 2, 3]), "whoever knows less hears more");
+    assert_eq!(guest.ask(&losses(0)), told(&order));
 }
 
 /// The nodes that the scheduler still waits for.

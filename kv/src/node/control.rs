@@ -245,7 +245,7 @@ pub(crate) enum Order {
     Letters(Vec<Letter>),
     /// Another node was lost, so that nothing that needs it can succeed. Not answered.
     Lost(Loss),
-    /// These server threads are lost so far, and the others go on without them. Answered at once.
+    /// These server threads are lost as well, and the others go on without them. Answered at once.
     LostServers(Vec<usize>),
     /// The job is over.
     End,
@@ -295,7 +295,7 @@ pub(crate) enum Command {
     /// What concerns other nodes.
     Post(Post),
     /// Answered with [`Losses`] when a loss has ended the cluster, or more server threads are lost
-    /// than these.
+    /// than the `known` first ones.
     Watch { known: usize },
     /// Answered at once with the [`Loss`] of a node, if any was lost.
     Check,
@@ -312,7 +312,8 @@ pub(crate) enum Command {
 pub(crate) struct Losses {
     /// The one that has ended the cluster.
     pub(crate) fatal: Option<Loss>,
-    /// Server threads that are lost so far.
+    /// Server threads that are lost beside those that the driver knows, in the order of their
+    /// losses.
     pub(crate) servers: Vec<usize>,
     /// This driver's job, if it was cancelled.
     #[serde(default)]

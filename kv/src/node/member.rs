@@ -265,7 +265,7 @@ impl Member {
             }
             Heard::Order { number, order: Order::LostServers(lost) } => {
                 self.lane.answer(number, &())?;
-                self.lost_servers = lost;
+                self.lost_servers.extend(lost);
             }
             Heard::Order { order: Order::Lost(loss), .. } => self.lost = Some(loss),
             Heard::Order { order: Order::End, .. } => self.ended = true,

@@ -402,7 +402,9 @@ impl Scheduler {
     fn enter(&mut self, heard: Heard) -> Result<()> {
         match heard {
             Heard::Answer { to, body } if to == self.watch => {
-                self.losses = serde_json::from_slice(&body)?;
+                let Losses { fatal, servers, cancelled } = serde_json::from_slice(&body)?;
+                self.losses.servers.extend(servers);
+                self.losses = Losses { fatal, cancelled, ..std::mem::take(&mut self.losses) };
                 if self.losses.fatal.is_none() && self.losses.cancelled.is_none() {
                     let known = self.losses.servers.len();
                     self.watch = self.lane.ask(&Command::Watch { known })?;

@@ -39,7 +39,7 @@ pub(super) struct Driver {
     waits: Option<(u64, u64)>,
     /// The tasks of which it asks which is done first.
     first: Option<(u64, Vec<u64>)>,
-    pub(super) watches: Option<u64>,
+    pub(super) watches: Option<Watch>,
 }
 
 impl Driver {
@@ -54,10 +54,17 @@ impl Driver {
 
     /// Answers it if it watches for losses.
     fn answer_watch(&mut self, plane: &mut Plane, peer: PeerId) {
-        let Some(timestamp) = self.watches.take() else { return };
-        let losses = Losses { cancelled: self.cancelled.clone(), ..plane.losses() };
+        let Some(Watch { timestamp, known }) = self.watches.take() else { return };
+        let losses = Losses { cancelled: self.cancelled.clone(), ..plane.losses(known) };
         plane.tell(peer, timestamp, &losses);
     }
+}
+
+/// A driver that waits for losses.
+pub(super) struct Watch {
+    pub(super) timestamp: u64,
+    /// How many lost server threads it knows.
+    pub(super) known: usize,
 }
 
 /// A driver that waits for all nodes.
@@ -177,8 +184,8 @@ impl Jobs {
             Command::Jobs => plane.tell(peer, timestamp, &self.status()),
             Command::Cancel { job } => self.cancel(plane, peer, timestamp, job.clone()),
             _ if driver.cancelled.is_none() => return false,
-            Command::Watch { .. } => {
-                driver.watches = Some(timestamp);
+            &Command::Watch { known } => {
+                driver.watches = Some(Watch { timestamp, known });
                 driver.answer_watch(plane, peer);
             }
             _ => plane.refuse(peer, timestamp, CANCELLED),

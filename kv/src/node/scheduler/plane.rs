@@ -1,6 +1,6 @@
 //! What all parts of the scheduler's thread share: its endpoint, and who is at the other ends.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use caravan_van::{Endpoint, PeerId};
@@ -20,11 +20,28 @@ pub(super) struct Plane {
     pub(super) guests: BTreeMap<u32, PeerId>,
     /// The first node whose loss ends the cluster, which everybody was told.
     pub(super) lost: Option<Loss>,
-    /// Members that have not been told of the last lost server.
-    pub(super) untold: BTreeSet<Seat>,
+    /// The server threads that are lost, in the order of their losses.
+    lost_threads: Vec<usize>,
+    /// How many of them each member has been told; it knows of none at first.
+    told: BTreeMap<Seat, usize>,
+    /// Whether any member may not have been told of all.
+    tells: bool,
 }
 
 impl Plane {
+    pub(super) fn new(endpoint: Endpoint, members: Members) -> Plane {
+        Plane {
+            endpoint,
+            members,
+            launcher: None,
+            guests: BTreeMap::new(),
+            lost: None,
+            lost_threads: Vec::new(),
+            told: BTreeMap::new(),
+            tells: false,
+        }
+    }
+
     /// The time on its clock.
     pub(super) fn now(&self) -> Duration {
         self.endpoint.lanes.now()
@@ -63,21 +80,40 @@ impl Plane {
         }
     }
 
-    /// Tells members which server threads are lost, as soon as their lanes have room.
-    pub(super) fn tell_untold(&mut self, number: u64) {
-        let order = Order::LostServers(self.members.lost_threads());
-        let Plane { untold, members, endpoint, .. } = self;
-        untold.retain(|&seat| {
-            // One that is lost itself hears nothing.
-            let Some(lane) = members.lane(seat) else { return false };
-            endpoint.lanes.credits(lane) <= LAST
-                || control::ask(endpoint, lane, number, &order).is_err()
-        });
+    /// Enters the threads of lost servers behind those that were lost before.
+    pub(super) fn enter_lost_threads(&mut self) {
+        let Plane { members, lost_threads, .. } = self;
+        let lost = members.lost_threads().into_iter();
+        let new: Vec<usize> = lost.filter(|thread| !lost_threads.contains(thread)).collect();
+        lost_threads.extend(new);
+        self.tells = true;
     }
 
-    /// What drivers that watch hear.
-    pub(super) fn losses(&self) -> Losses {
-        let servers = self.members.lost_threads();
+    /// Tells each member of the lost server threads of which it was not told, as soon as its lane
+    /// has room.
+    pub(super) fn tell_untold(&mut self, number: impl FnOnce() -> u64) {
+        if !std::mem::take(&mut self.tells) {
+            return;
+        }
+        let Plane { told, lost_threads, members, endpoint, tells, .. } = self;
+        let number = number();
+        // One that is lost itself hears nothing.
+        for seat in members.live_seats() {
+            let Some(lane) = members.lane(seat) else { continue };
+            let told = told.entry(seat).or_default();
+            let Some(new @ [_, ..]) = lost_threads.get(*told..) else { continue };
+            let order = Order::LostServers(new.to_vec());
+            let has_room = endpoint.lanes.credits(lane) > LAST;
+            match has_room && control::ask(endpoint, lane, number, &order).is_ok() {
+                true => *told = lost_threads.len(),
+                false => *tells = true,
+            }
+        }
+    }
+
+    /// What a driver that watches hears, which knows of the `known` first lost server threads.
+    pub(super) fn losses(&self, known: usize) -> Losses {
+        let servers = self.lost_threads.get(known..).unwrap_or_default().to_vec();
         Losses { fatal: self.lost.clone(), servers, cancelled: None }
     }
 }

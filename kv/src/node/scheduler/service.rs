@@ -5,7 +5,6 @@
 //! messages. The one that started the cluster proves by its incarnation who it is; others have jobs
 //! of their own.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -22,7 +21,7 @@ use super::super::control::{
 use super::super::group::NodeName;
 use super::super::lane::control_config;
 use super::super::members::{Members, Seat, Violation, describe};
-use super::jobs::{Gathers, Jobs, Submission};
+use super::jobs::{Gathers, Jobs, Submission, Watch};
 use super::plane::Plane;
 use super::posts::Posts;
 use super::tasks::At;
@@ -83,14 +82,7 @@ impl Service {
         let members = Members::new(&config, endpoint.lanes.now());
         let launcher = Launcher { identity: driver, is_gone: false, ends: None };
         Ok(Service {
-            plane: Plane {
-                endpoint,
-                members,
-                launcher: None,
-                guests: BTreeMap::new(),
-                lost: None,
-                untold: BTreeSet::new(),
-            },
+            plane: Plane::new(endpoint, members),
             config,
             own,
             launcher,
@@ -183,9 +175,7 @@ impl Service {
             self.check_members();
         }
         let Service { plane, jobs, .. } = self;
-        if !plane.untold.is_empty() {
-            plane.tell_untold(jobs.tasks.next_number());
-        }
+        plane.tell_untold(|| jobs.tasks.next_number());
         for (&peer, driver) in &mut jobs.drivers {
             let Some(gathers) = &mut driver.gathers else { continue };
             if now >= gathers.until {
@@ -243,8 +233,8 @@ impl Service {
     /// Tells all members and drivers which server threads are lost.
     fn publish_lost_servers(&mut self) {
         let Service { plane, jobs, .. } = self;
-        plane.untold = plane.members.live_seats().collect();
-        plane.tell_untold(jobs.tasks.next_number());
+        plane.enter_lost_threads();
+        plane.tell_untold(|| jobs.tasks.next_number());
         jobs.answer_watches(plane);
     }
 
@@ -334,9 +324,9 @@ impl Service {
             Command::Wait { task } => jobs.wait(plane, peer, (timestamp, task)),
             Command::First { tasks } => jobs.wait_first(plane, peer, (timestamp, tasks)),
             Command::Watch { known } => {
-                driver.watches = Some(timestamp);
-                let losses = plane.losses();
-                if losses.fatal.is_some() || losses.servers.len() > known {
+                driver.watches = Some(Watch { timestamp, known });
+                let losses = plane.losses(known);
+                if losses.fatal.is_some() || !losses.servers.is_empty() {
                     driver.watches = None;
                     plane.tell(peer, timestamp, &losses);
                 }
