@@ -356,10 +356,11 @@ impl Cluster {
     }
 
     /// A client of the servers for the calling thread. It checks for lost nodes while it waits: a
-    /// request ends with [`Error::NodeLost`] within five heartbeats after any node has stopped.
+    /// request ends with [`Error::NodeLost`] within five heartbeats after any node has stopped. It
+    /// opens lanes as it needs them.
     ///
     /// # Errors
-    /// As [`Worker::connect`].
+    /// [`Error::NodeLost`] if a node is known to be lost; those of the van.
     pub fn client(&self) -> Result<Worker> {
         let scheduler = Rc::downgrade(&self.scheduler);
         let watch = move || match scheduler.upgrade() {

@@ -154,15 +154,21 @@ pub(crate) struct Created {
     /// From the thread that numbers tables: the first and the last number of dropped ones.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) dropped: Vec<(u32, u32)>,
+    /// From that thread: whether all owners know the table.
+    #[serde(default)]
+    pub(crate) is_complete: bool,
 }
 
-/// The body of [`Op::Create`](crate::op::Op::Create) to threads that do not number the table.
+/// The body of [`Op::Create`](crate::op::Op::Create) for a table that has its number.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Numbered {
     /// The table's specification as JSON.
     pub(crate) table: String,
     /// As [`Created::dropped`]: whoever hears only of some tables need not remember gaps.
     pub(crate) dropped: Vec<(u32, u32)>,
+    /// Whether all owners know the table, which is for the thread that has numbered it.
+    #[serde(default)]
+    pub(crate) is_complete: bool,
 }
 
 /// The shards of a table, in the order of their keys.

@@ -7,20 +7,22 @@
 mod answer;
 mod checkpoint;
 mod clocks;
+mod lanes;
 mod moving;
-mod reconnect;
 mod recovery;
 mod request;
 mod runs;
 mod table;
 mod waiting;
+mod whole;
 
 use std::collections::HashMap;
 use std::time::Duration;
 
-use caravan_van::{Buffer, Counters, Endpoint, Gauge, PeerId, Pool, Shared, Value};
+use caravan_van::{Buffer, Counters, Endpoint, Gauge, Pool, Shared, Value};
 
 use self::answer::run_callback;
+use self::lanes::Server;
 use self::moving::Moves;
 use self::recovery::Recovery;
 use self::request::{Payload, Request};
@@ -30,13 +32,10 @@ use self::waiting::{Awaited, Silence};
 pub(crate) use self::waiting::{Waits, Watch};
 use crate::config::REQUEST_TIMEOUT;
 use crate::cost::Cost;
-use crate::error::{Error, Result, with_sources};
+use crate::error::{Error, Result};
 use crate::filter::{Outstanding, OwnFilters};
 use crate::runs::Coded;
 use crate::tracker::{Answer, Callback, RequestKind, Timestamp, Tracker};
-
-/// Stands for the lane to a server that was lost before there was one.
-const NOBODY: PeerId = PeerId(u32::MAX);
 
 /// Where a server thread listens.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -72,15 +71,18 @@ pub struct Worker {
     waits: Waits,
 }
 
-struct Server {
-    at: ServerAddress,
-    peer: PeerId,
-    up: bool,
-    lost: Option<String>,
-}
-
 impl Worker {
-    /// Connects to all server threads. All workers name them in the same order.
+    /// A worker of these server threads, which all workers name in the same order. It opens the
+    /// lane to one when a request first goes there; that request fails with [`Error::Timeout`] if
+    /// the lane is not up after `timeout`.
+    ///
+    /// # Errors
+    /// [`Error::Config`] without servers.
+    pub fn new(endpoint: Endpoint, servers: &[ServerAddress], timeout: Duration) -> Result<Worker> {
+        Self::watched(endpoint, (servers, 1), timeout, Waits::up_to(REQUEST_TIMEOUT))
+    }
+
+    /// As [`Worker::new`], and connects to all server threads at once.
     ///
     /// # Errors
     /// [`Error::Timeout`] names the servers that could not be reached, with their addresses.
@@ -89,13 +91,18 @@ impl Worker {
         servers: &[ServerAddress],
         timeout: Duration,
     ) -> Result<Worker> {
-        Self::connect_watched(endpoint, (servers, 1), timeout, Waits::up_to(REQUEST_TIMEOUT))
+        let mut worker = Self::new(endpoint, servers, timeout)?;
+        worker.connect_all(&worker.living(), timeout)?;
+        Ok(worker)
     }
 
-    /// As [`Worker::connect`], to servers with this many threads each; `waits` decides when this
-    /// worker stops waiting.
-    pub(crate) fn connect_watched(
-        mut endpoint: Endpoint,
+    /// As [`Worker::new`], of servers with this many threads each; `waits` decides when this worker
+    /// stops waiting.
+    ///
+    /// # Errors
+    /// As [`Worker::new`]; what `waits` says of lost nodes.
+    pub(crate) fn watched(
+        endpoint: Endpoint,
         (servers, threads): (&[ServerAddress], usize),
         timeout: Duration,
         waits: Waits,
@@ -108,25 +115,16 @@ impl Worker {
         let addresses = servers.iter().map(|at| at.address.clone()).collect();
         let mut recovery = Recovery::of(addresses, threads);
         let mut waits = waits;
+        waits.opening_max = timeout;
         recovery.view.lost.extend(waits.look()?);
         recovery.view.check(servers.len()).map_err(Error::Config)?;
-        let mut connected = Vec::with_capacity(servers.len());
-        for (index, at) in servers.iter().enumerate() {
-            if recovery.view.lost.contains(&index) {
-                let lost = Some("it counts as lost".to_owned());
-                connected.push(Server { at: at.clone(), peer: NOBODY, up: false, lost });
-                continue;
-            }
-            let peer = endpoint.connect(&at.address).map_err(|error| Error::ServerLost {
-                server: at.name.clone(),
-                address: at.address.clone(),
-                reason: with_sources(&error),
-            })?;
-            connected.push(Server { at: at.clone(), peer, up: false, lost: None });
-        }
-        let mut worker = Worker {
+        let lost = |index: &usize| recovery.view.lost.contains(index);
+        let why = |index: usize| lost(&index).then(|| "it counts as lost".to_owned());
+        let servers = servers.iter().enumerate();
+        let servers = servers.map(|(index, at)| Server::new(at.clone(), why(index))).collect();
+        Ok(Worker {
             endpoint,
-            servers: connected,
+            servers,
             by_peer: Vec::new(),
             tables: Vec::new(),
             tracker: Tracker::default(),
@@ -141,50 +139,7 @@ impl Worker {
             has_filters: false,
             own_filters: OwnFilters::default(),
             waits,
-        };
-        worker.living().into_iter().for_each(|server| worker.enter_peer(server));
-        worker.wait_until_connected(timeout)?;
-        Ok(worker)
-    }
-
-    /// Enters that the lane of a server belongs to it.
-    fn enter_peer(&mut self, server: usize) {
-        let peer = self.servers[server].peer.0 as usize;
-        if self.by_peer.len() <= peer {
-            self.by_peer.resize(peer + 1, None);
-        }
-        self.by_peer[peer] = Some(server);
-        self.recovery.enter_lane(server);
-    }
-
-    fn wait_until_connected(&mut self, timeout: Duration) -> Result<()> {
-        let began = self.endpoint.lanes.now();
-        while let Some(next) = (0..self.servers.len()).find(|server| self.is_awaited(*server)) {
-            self.poll()?;
-            self.check_lost_nodes()?;
-            if self.servers[next].lost.is_some() && self.is_awaited(next) {
-                return Err(self.servers[next].error());
-            }
-            let waited = self.endpoint.lanes.now() - began;
-            if waited > timeout {
-                let missing = (0..self.servers.len()).filter(|server| self.is_awaited(*server));
-                let missing = missing.map(|server| &self.servers[server].at);
-                let missing: Vec<_> =
-                    missing.map(|at| format!("{} at {}", at.name, at.address)).collect();
-                return Err(Error::Timeout {
-                    what: "connecting to the servers".to_owned(),
-                    seconds: waited.as_secs_f64(),
-                    missing: missing.join(", "),
-                });
-            }
-            self.endpoint.wait(self.waits.nap.min(timeout))?;
-        }
-        Ok(())
-    }
-
-    /// Whether a server is not connected, and not lost either.
-    fn is_awaited(&self, server: usize) -> bool {
-        !self.servers[server].up && !self.recovery.view.lost.contains(&server)
+        })
     }
 
     /// The server threads that are not lost.
@@ -494,15 +449,5 @@ impl Worker {
     pub fn sleep(&mut self, timeout: Duration) -> Result<()> {
         self.check_lost_nodes()?;
         Ok(self.endpoint.wait(timeout)?)
-    }
-}
-
-impl Server {
-    fn error(&self) -> Error {
-        Error::ServerLost {
-            server: self.at.name.clone(),
-            address: self.at.address.clone(),
-            reason: self.lost.clone().unwrap_or_else(|| "not connected".to_owned()),
-        }
     }
 }

@@ -143,11 +143,16 @@ fn while_nodes_join() {
     std::fs::remove_file(program).unwrap();
 }
 
-fn while_the_driver_connects() {
+/// The driver has no lane to the server that stands still until it needs one.
+fn while_lanes_open() {
     for van in vans() {
         let mut config = quick(2, 1);
         config.node.van = van;
-        is_named(launch(&config), "server 1", |cluster| cluster.client().map(drop));
+        is_named(launch(&config), "server 1", |cluster| {
+            let mut client = cluster.client()?;
+            assert_eq!(client.lanes(), 0);
+            client.create_table(&spec()).map(drop)
+        });
     }
 }
 
@@ -338,7 +343,7 @@ fn the_end_of_a_job() {
 fn main() -> ExitCode {
     let tests: &[(&str, fn())] = processes::tests![
         while_nodes_join,
-        while_the_driver_connects,
+        while_lanes_open,
         while_tables_are_made,
         while_the_driver_pushes,
         while_workers_push,

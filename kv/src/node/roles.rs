@@ -302,10 +302,11 @@ pub(super) fn without_threads(config: &NodeConfig) -> Result<Vec<Candidate>> {
     Ok(candidates)
 }
 
-/// Connects to the servers as a worker, node `node`; nobody connects to it.
+/// A client of these servers, node `node`, which opens lanes as it needs them; nobody connects to
+/// it.
 ///
 /// # Errors
-/// As [`Worker::connect`].
+/// As [`Worker::new`]; those of the van.
 pub fn client(config: &NodeConfig, node: u32, servers: &[ServerAddress]) -> Result<Worker> {
     let identity = Identity { role: Role::Worker.number(), ..config.identity };
     let waits = Waits::up_to(config.request_timeout);
@@ -339,7 +340,7 @@ fn client_of(
     let opened = backend::open(config.van, &van)?;
     let transport = messages::watched(opened, config, (&role, node), 0)?;
     let endpoint = Endpoint::new(transport, node, config.credits);
-    Worker::connect_watched(endpoint, (servers, threads), config.join_timeout, waits)
+    Worker::watched(endpoint, (servers, threads), config.join_timeout, waits)
 }
 
 /// Joins as a server with `threads` threads and serves until the job is over.

@@ -68,6 +68,11 @@ impl ServerThread {
         self.service.endpoint.lanes.address()
     }
 
+    /// Number of lanes that workers and other servers have to this thread, and it to servers.
+    pub fn lanes(&self) -> usize {
+        self.service.lanes()
+    }
+
     /// The transport's counters so far.
     pub fn counters(&self) -> Counters {
         self.service.endpoint.lanes.counters()

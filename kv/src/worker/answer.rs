@@ -7,6 +7,7 @@ use caravan_van::wire::Kind;
 use caravan_van::{Arrival, Buffer, Draft, Message, Pool};
 
 use super::Worker;
+use super::lanes::{NOBODY, Server};
 use super::table::TableState;
 use crate::error::{Error, Result, with_sources};
 use crate::filter::{FILTERED, Outstanding};
@@ -225,12 +226,22 @@ impl Worker {
 
     /// Fails every request that `server` has not answered and that is not kept.
     pub(super) fn lose(&mut self, server: usize, error: &caravan_van::Error) {
+        self.lose_for(server, with_sources(error));
+    }
+
+    /// As [`Worker::lose`], for this reason.
+    pub(super) fn lose_for(&mut self, server: usize, reason: String) {
         let alone = self.without_replicas(server).map(|alone| format!("; {alone}"));
-        self.servers[server].lost = Some(with_sources(error) + &alone.unwrap_or_default());
-        self.servers[server].up = false;
+        let Server { peer, up, lost, .. } = &mut self.servers[server];
+        *lost = Some(reason + &alone.unwrap_or_default());
+        *up = false;
+        let peer = std::mem::replace(peer, NOBODY);
+        if peer != NOBODY {
+            self.by_peer[peer.0 as usize] = None;
+            // This also takes back all memory that was offered to it.
+            self.endpoint.disconnect(peer);
+        }
         self.recovery.is_due |= self.recovery.is_on;
-        // This also takes back all memory that was offered to it.
-        self.endpoint.disconnect(self.servers[server].peer);
         self.named.retain(|_, named| named.server != server);
         for timestamp in self.tracker.open_timestamps() {
             if self.recovery.keeps(timestamp, server) {

@@ -11,8 +11,9 @@
 use std::collections::VecDeque;
 
 use caravan_van::wire::{Coding, Kind};
-use caravan_van::{Draft, Message, Values};
+use caravan_van::{Draft, KeyRange, Message, Values};
 
+use super::lanes::{NOBODY, Server};
 use super::table::TableState;
 use super::waiting::{Awaited, Silence};
 use super::{Table, Worker};
@@ -44,7 +45,11 @@ struct Settling {
     table: usize,
     shard: usize,
     server: usize,
-    mark: Timestamp,
+    /// The table's number, and the keys of the shard.
+    number: u32,
+    range: KeyRange,
+    /// `None` while the lane has no room for it.
+    mark: Option<Timestamp>,
 }
 
 impl Moves {
@@ -88,6 +93,7 @@ impl Worker {
     /// does not exist. As [`Worker::move_shard`] for the first shard that cannot be moved; those
     /// before it have moved.
     pub fn rebalance(&mut self, table: Table, drained: &[usize]) -> Result<Vec<Placed>> {
+        self.follow_shards(table)?;
         let servers = self.servers.len();
         let moves = crate::map::balance(self.known(table)?.map.shards(), servers, drained)?;
         let mut moved = Vec::new();
@@ -150,23 +156,43 @@ impl Worker {
         let TableState { number, route, map, .. } = &mut self.tables[table];
         route.close();
         let (number, range) = (*number, map.shards()[shard].range);
-        let Worker { moves, tracker, .. } = self;
-        moves.settling.retain(|it| !tracker.is_settled(it.mark.0));
         let is_it = |it: &Settling| (it.table, it.shard, it.server) == (table, shard, server);
-        if moves.settling.iter().any(is_it) {
-            return;
+        if !self.moves.settling.iter().any(is_it) {
+            self.moves.settling.push(Settling { table, shard, server, number, range, mark: None });
         }
-        let Ok(mark) = tracker.begin_short(RequestKind::Push, server as u32, None) else {
-            return; // so many requests are outstanding that none can follow
+        self.settle_on();
+    }
+
+    /// Forgets servers that have answered their marks, and posts marks that had to wait for room.
+    fn settle_on(&mut self) {
+        let mut settling = std::mem::take(&mut self.moves.settling);
+        settling.retain_mut(|it| match it.mark {
+            Some(mark) => !self.tracker.is_settled(mark.0),
+            None => self.post_mark(it),
+        });
+        self.moves.settling = settling;
+    }
+
+    /// Posts a mark if there is room. Returns whether anything may still come back.
+    fn post_mark(&mut self, it: &mut Settling) -> bool {
+        let Server { peer, lost, .. } = &self.servers[it.server];
+        if *peer == NOBODY || lost.is_some() {
+            return false; // nothing comes back on a lane that is gone, or never was
+        }
+        if self.endpoint.lanes.credits(*peer) == 0 {
+            return true;
+        }
+        let Ok(mark) = self.tracker.begin_short(RequestKind::Push, it.server as u32, None) else {
+            return true; // so many requests are outstanding that none can follow
         };
-        // What came back returned the credit that this takes.
         let (op, timestamp) = (Op::Mark as u8, mark.0);
-        let draft = Draft { op, table: number, range, timestamp, ..Draft::new(Kind::Request) };
-        let peer = self.servers[server].peer;
-        match self.endpoint.lanes.post(peer, draft, &mut Coding::plain()) {
-            Ok(()) => self.moves.settling.push(Settling { table, shard, server, mark }),
-            Err(error) => self.lose(server, &error),
+        let Settling { number: table, range, .. } = *it;
+        let draft = Draft { op, table, range, timestamp, ..Draft::new(Kind::Request) };
+        it.mark = Some(mark);
+        if let Err(error) = self.endpoint.lanes.post(*peer, draft, &mut Coding::plain()) {
+            self.lose(it.server, &error);
         }
+        true
     }
 
     /// Sends requests again that came back, as long as there is room at their new owners.
@@ -179,8 +205,7 @@ impl Worker {
 
     #[cold]
     fn send_all_returned(&mut self) {
-        let Worker { moves, tracker, .. } = self;
-        moves.settling.retain(|it| !tracker.is_settled(it.mark.0));
+        self.settle_on();
         let mut next = 0;
         while let Some(first) = self.moves.returned.get(next) {
             let Returned { table, shard, server: from, .. } = *first;
@@ -198,6 +223,7 @@ impl Worker {
                 continue;
             };
             let Placed { range, server, .. } = known.map.shards()[shard];
+            self.open_lane(server);
             let peer = self.servers[server].peer;
             let is_lost = self.servers[server].lost.is_some();
             if !is_lost && self.endpoint.lanes.credits(peer) == 0 {
@@ -239,8 +265,7 @@ impl Worker {
     pub(super) fn wait_until_settled_at(&mut self, table: usize, shard: usize) -> Result<()> {
         let mut silence = Silence::default();
         loop {
-            let Worker { moves, tracker, .. } = self;
-            moves.settling.retain(|it| !tracker.is_settled(it.mark.0));
+            self.settle_on();
             if !self.moves.concern(table, shard) {
                 return Ok(());
             }

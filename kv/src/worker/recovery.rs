@@ -17,8 +17,9 @@ use std::time::Duration;
 use caravan_van::wire::{Coding, Kind};
 use caravan_van::{Draft, KeyRange, Shared, Values};
 
-use super::waiting::Silence;
-use super::{Table, Worker, waiting::Awaited};
+use super::lanes::{NOBODY, Server};
+use super::waiting::{Awaited, Silence};
+use super::{Table, Worker};
 use crate::error::Result;
 use crate::map::Placed;
 use crate::op::Op;
@@ -207,11 +208,12 @@ impl Worker {
 
     /// Closes the lane to a lost server, unless it has broken before.
     fn drop_lane(&mut self, server: usize) {
-        let super::Server { peer, ref at, ref mut lost, .. } = self.servers[server];
+        let Server { peer, ref at, ref mut lost, .. } = self.servers[server];
         let address = at.address.clone();
         let reason = "it counts as lost".to_owned();
         match lost {
             Some(before) => *before = format!("{before}; {reason}"),
+            None if peer == NOBODY => self.lose_for(server, reason),
             None => self.lose(
                 server,
                 &caravan_van::Error::PeerLost { peer, address, reason: reason.into() },
@@ -239,6 +241,7 @@ impl Worker {
         for timestamp in unposted {
             let Some(kept) = self.recovery.kept.get(&timestamp) else { continue };
             let server = kept.server;
+            self.open_lane(server); // that of a successor
             let is_posted = !waits.contains(&server) && self.post_again(timestamp);
             is_busy |= is_posted;
             if !is_posted {
@@ -249,27 +252,24 @@ impl Worker {
         Ok(is_busy)
     }
 
-    /// Makes the lane to a server again, and tells it who is lost.
+    /// Makes the lane to a server again if it has broken, and tells the server who is lost.
     fn keep_up(&mut self, server: usize) -> bool {
         let now = self.endpoint.lanes.now();
-        let Worker { endpoint, servers, recovery, by_peer, tracker, .. } = self;
-        let super::Server { at, peer, up, lost } = &mut servers[server];
-        let Recovery { told, retry_at, is_due, view, .. } = recovery;
-        if lost.is_some() {
-            *is_due = true;
-            if now < retry_at[server] {
+        if self.servers[server].lost.is_some() {
+            self.recovery.is_due = true;
+            if now < self.recovery.retry_at[server] {
                 return false;
             }
-            retry_at[server] = now + RETRY;
-            let Ok(again) = endpoint.connect(&at.address) else { return false };
-            by_peer[peer.0 as usize] = None;
-            (*peer, *up, *lost) = (again, false, None);
-            self.enter_peer(server);
-            return true;
+            self.recovery.retry_at[server] = now + RETRY;
+            return self.connect_to(server).is_ok();
         }
-        if told[server] {
+        let Worker { endpoint, servers, recovery, tracker, .. } = self;
+        let Recovery { told, is_due, view, .. } = recovery;
+        // Whoever needs a first lane opens it.
+        if told[server] || servers[server].is_unused() {
             return false;
         }
+        let Server { peer, up, .. } = &servers[server];
         *is_due = true;
         let Ok(body) = serde_json::to_vec(view) else { return false };
         if !*up || endpoint.lanes.credits(*peer) == 0 {
@@ -292,7 +292,7 @@ impl Worker {
     fn post_again(&mut self, timestamp: u64) -> bool {
         let Worker { endpoint, servers, recovery, .. } = self;
         let Some(kept) = recovery.kept.get(&timestamp) else { return true };
-        let super::Server { peer, ref lost, .. } = servers[kept.server];
+        let Server { peer, ref lost, .. } = servers[kept.server];
         let is_open = lost.is_none() && recovery.told[kept.server];
         if !is_open || endpoint.lanes.credits(peer) < 2 {
             return false;
@@ -323,6 +323,7 @@ impl Worker {
     /// Waits until a server has been told who is lost, and has what was kept for it; or is lost.
     #[cold]
     pub(super) fn wait_until_recovered(&mut self, server: usize) -> Result<()> {
+        self.open_lane(server);
         let mut silence = Silence::default();
         while self.recovery.is_kept_up(server) && self.recovery.concerns(server) {
             self.recovery.is_due = true;
@@ -353,6 +354,7 @@ impl Worker {
     pub(super) fn tell_view(&mut self) -> Result<()> {
         self.recovery.is_on = true;
         self.recovery.is_due = true;
+        self.living().into_iter().for_each(|server| self.open_lane(server));
         let mut silence = Silence::default();
         loop {
             let untold = (0..self.servers.len())

@@ -35,12 +35,22 @@ pub(crate) struct Waits {
     naps: u32,
     /// Longest time without an answer from any server.
     silence_max: Duration,
+    /// Longest time that a lane may take to come up.
+    pub(super) opening_max: Duration,
 }
 
 impl Waits {
     /// Gives up after `silence_max` without any answer.
     pub(crate) fn up_to(silence_max: Duration) -> Waits {
-        Waits { watch: None, spares: false, nap: NAP, is_failing: false, naps: 0, silence_max }
+        Waits {
+            watch: None,
+            spares: false,
+            nap: NAP,
+            is_failing: false,
+            naps: 0,
+            silence_max,
+            opening_max: silence_max,
+        }
     }
 
     /// Whether anybody says which servers are lost.
@@ -122,6 +132,7 @@ impl Worker {
     fn check_silence(&mut self, silence: &mut Silence, what: Awaited) -> Result<()> {
         self.check_lost_nodes()?;
         let now = self.endpoint.lanes.now();
+        self.check_opening(now, |worker| worker.awaited(what))?;
         let silent = now - *silence.began.get_or_insert(now);
         if silent > self.waits.silence_max {
             let missing = self.unanswered(what);
@@ -143,20 +154,25 @@ impl Worker {
         Ok(())
     }
 
-    /// The servers that have not answered yet.
-    fn unanswered(&mut self, what: Awaited) -> String {
-        let servers: Vec<_> = match what {
+    /// The servers that have not answered yet, or have no room.
+    fn awaited(&mut self, what: Awaited) -> Vec<usize> {
+        match what {
             Awaited::Room(server) => vec![server],
             Awaited::Answer(timestamp) => {
                 let parts = self.tracker.progress(timestamp.0).map(|progress| &progress.parts[..]);
                 let parts = parts.unwrap_or_default().iter().filter(|part| !part.answered);
                 parts.map(|part| part.server).collect()
             }
-        };
-        let name = |server: &usize| {
-            let ServerAddress { name, address } = &self.servers[*server].at;
+        }
+    }
+
+    /// Names those servers.
+    fn unanswered(&mut self, what: Awaited) -> String {
+        let servers = self.awaited(what);
+        let name = |server: usize| {
+            let ServerAddress { name, address } = &self.servers[server].at;
             format!("{name} at {address}")
         };
-        servers.iter().map(name).collect::<Vec<_>>().join(", ")
+        servers.into_iter().map(name).collect::<Vec<_>>().join(", ")
     }
 }

@@ -63,7 +63,7 @@ impl Servers {
     }
 
     pub(crate) fn worker(&self) -> Worker {
-        Worker::connect(endpoint(self.van, &self.config), &self.addresses, TIMEOUT).unwrap()
+        Worker::new(endpoint(self.van, &self.config), &self.addresses, TIMEOUT).unwrap()
     }
 
     /// Stops one thread, which closes its lanes. Returns its counters of the filters of table 1.

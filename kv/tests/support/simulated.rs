@@ -69,8 +69,9 @@ pub(crate) fn start(
     ((0..count).map(at).collect(), stop)
 }
 
+/// A worker, which opens lanes as it needs them.
 pub(crate) fn connect(network: &Network, node: u32, servers: &[ServerAddress]) -> Worker {
-    Worker::connect(endpoint(network, node), servers, TIMEOUT).unwrap()
+    Worker::new(endpoint(network, node), servers, TIMEOUT).unwrap()
 }
 
 /// The faults for a seed, of three kinds.

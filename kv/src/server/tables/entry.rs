@@ -38,6 +38,8 @@ pub(in crate::server) struct Known {
     pub(in crate::server) text: String,
     /// Whether a worker has had it created here; other threads may have told of it before.
     pub(in crate::server) is_created: bool,
+    /// Whether all owners know it, as far as the thread that has numbered it was told.
+    pub(in crate::server) is_complete: bool,
     /// The server threads to which shards of it were to move from here.
     pub(in crate::server) elsewhere: BTreeSet<usize>,
     /// Charged for the other fields.
@@ -56,7 +58,8 @@ impl Known {
         let text = serde_json::to_string(&spec).map_err(|error| error.to_string())?;
         spec.filters.check(&spec).map_err(|error| error.to_string())?;
         spec.check_consistency().map_err(|error| error.to_string())?;
-        Ok(Known { spec, text, is_created: false, elsewhere: BTreeSet::new(), memory })
+        let (is_created, is_complete) = (false, false);
+        Ok(Known { spec, text, is_created, is_complete, elsewhere: BTreeSet::new(), memory })
     }
 
     /// Checks that the wanted table is this one.

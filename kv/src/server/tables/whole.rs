@@ -154,9 +154,11 @@ impl Tables {
     /// Creates a table, unless an equal one exists.
     fn create(&mut self, lanes: &Lanes, message: &Message) -> Result<Created, Trouble> {
         let is_numbered = message.table() != 0;
+        let mut completes = false;
         let wanted = if is_numbered {
-            let Numbered { table, dropped } =
+            let Numbered { table, dropped, is_complete } =
                 serde_json::from_slice(message.values()).map_err(|error| error.to_string())?;
+            completes = is_complete;
             for (first, last) in dropped {
                 self.numbers.drop_all(first, last)?;
             }
@@ -166,10 +168,15 @@ impl Tables {
         };
         let number = self.create_as(lanes, message.table(), wanted)?;
         let shards = self.claims(number);
-        let elsewhere = self.known.get(&number).map(|known| known.elsewhere.clone());
-        let elsewhere = elsewhere.unwrap_or_default();
         let dropped = if is_numbered { Vec::new() } else { self.numbers.dropped() };
-        Ok(Created { number, shards, elsewhere, dropped })
+        let mut created =
+            Created { number, shards, elsewhere: BTreeSet::new(), dropped, is_complete: false };
+        if let Some(known) = self.known.get_mut(&number) {
+            known.is_complete |= completes;
+            created.is_complete = known.is_complete;
+            created.elsewhere.clone_from(&known.elsewhere);
+        }
+        Ok(created)
     }
 
     /// Creates a table of this number, 0 if it has none yet; returns its number.

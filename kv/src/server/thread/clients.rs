@@ -35,6 +35,11 @@ impl Clients {
         self.at(peer).node != NOBODY
     }
 
+    /// Number of lanes that have a node.
+    pub(super) fn lanes(&self) -> usize {
+        self.nodes.iter().filter(|node| **node != NOBODY).count()
+    }
+
     /// Forgets a lane. Returns its node if it was the node's last one.
     pub(super) fn forget(&mut self, peer: PeerId) -> Option<u32> {
         let node = self.at(peer).node;
@@ -57,11 +62,13 @@ mod tests {
         clients.greet(PeerId(0), 8);
         assert_eq!(clients.at(PeerId(3)).node, 7);
         assert!(!clients.knows(PeerId(2)));
+        assert_eq!(clients.lanes(), 3);
         assert_eq!(clients.forget(PeerId(2)), None, "a lane that never said hello");
         assert_eq!(clients.forget(PeerId(9)), None, "a lane past all others");
         assert_eq!(clients.forget(PeerId(3)), None, "lane 1 is left");
         assert_eq!(clients.forget(PeerId(3)), None, "forgotten already");
         assert_eq!(clients.forget(PeerId(1)), Some(7));
         assert_eq!(clients.forget(PeerId(0)), Some(8));
+        assert_eq!(clients.lanes(), 0);
     }
 }

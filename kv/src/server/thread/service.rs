@@ -57,6 +57,11 @@ impl ShardService {
         self.keys.remember_bytes(bytes_max, self.endpoint.lanes.memory());
     }
 
+    /// Number of lanes that workers and other servers have to this thread, and it to servers.
+    pub(super) fn lanes(&self) -> usize {
+        self.clients.lanes()
+    }
+
     /// Serves until `stop` is set.
     ///
     /// # Errors

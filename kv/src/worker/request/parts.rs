@@ -17,10 +17,11 @@ use crate::runs::Runs;
 use crate::slicer;
 use crate::table::TableSpec;
 use crate::tracker::{Part, RequestKind, Timestamp};
+use crate::worker::lanes::Server;
 use crate::worker::recovery::{self, Kept};
 use crate::worker::table::{FOLLOWS_WORKER, TableState, unknown};
 use crate::worker::waiting::{Awaited, Silence};
-use crate::worker::{Server, Table, Worker};
+use crate::worker::{Table, Worker};
 
 /// A request that is being sent part by part.
 struct Sending<'a> {
@@ -178,8 +179,9 @@ impl Worker {
         let mut place = place.or_else(|| into.as_mut().map(|into| into.split_to(bytes)));
         let asked = if place.is_none() { keys.len() * spec.row_bytes() } else { 0 };
         let mut offer = None;
-        // What is posted again needs the same destination again.
+        // What is posted again needs the same destination again, and a peer to offer it to is up.
         let fits = spec.replicas == 0
+            && self.servers[server].up
             && filters.as_ref().is_none_or(|filters| !filters.shortens_answers());
         if let Some(place) = place.take_if(|place| fits && place.len() > eager_bytes) {
             offer = Some(self.endpoint.lanes.offer(peer, place)?);
@@ -398,6 +400,7 @@ impl Worker {
     fn wait_for_room(&mut self, server: usize, requests: usize) -> Result<PeerId> {
         let mut silence = Silence::default();
         loop {
+            self.open_lane(server);
             let Server { peer, lost, .. } = &self.servers[server];
             if lost.is_some() && !self.recovery.is_kept_up(server) {
                 return Err(self.servers[server].error());

@@ -1,0 +1,366 @@
+//! Whole tables: a worker creates, joins, lists and drops them.
+//!
+//! The first server thread numbers tables. Whoever creates one tells the owners of its shards, and
+//! then the first thread that all of them know it. From then on nobody who joins the table asks its
+//! owners before there is a request for them; of shards that have moved they tell when one comes.
+//!
+//! Path: **worker** > slicer > filter > message > codec > endpoint > transport.
+
+use std::collections::BTreeSet;
+
+use caravan_van::KeyRange;
+use caravan_van::wire::Coding;
+use serde::de::DeserializeOwned;
+
+use super::Worker;
+use super::table::{FOLLOWS_WORKER, Route, Table, TableState};
+use crate::error::{Error, Result};
+use crate::filter::AtWorker;
+use crate::map::{Created, Map, Numbered};
+use crate::node::within;
+use crate::table::{TableSpec, ValueType};
+use crate::tracker::RequestKind;
+
+impl Worker {
+    /// Creates a table on the servers that own shards of it, or joins it if there is an equal one
+    /// of that id in its namespace. The first server thread numbers it, and knows all tables. A
+    /// worker that joins asks that thread alone, unless servers may be lost.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] if the servers have another table under that id or cannot build this one;
+    /// [`Error::TableDropped`] if it is dropped at this moment; [`Error::Config`], also for filters
+    /// that do not suit the table.
+    pub fn create_table(&mut self, spec: &TableSpec) -> Result<Table> {
+        let range = spec.range()?;
+        spec.filters.check(spec)?;
+        spec.check_consistency()?;
+        self.own_filters.make(spec, Some(self.endpoint.lanes.node()))?;
+        let spec = &spec.clone().namespace(&within(&self.namespace, &spec.namespace));
+        let text = serde_json::to_string(spec)?;
+        self.recovery.is_on |= spec.replicas > 0;
+        let place = self.ask_survivors(|worker| worker.create_at_owners(spec, range, &text))?;
+        Ok(Table(place as u32, self.tables[place].number))
+    }
+
+    /// Has the first server number a table and the owners of its shards create it, unless they
+    /// have; returns its place here.
+    fn create_at_owners(&mut self, spec: &TableSpec, range: KeyRange, text: &str) -> Result<usize> {
+        let map = spec.placement.map(range, self.servers.len())?;
+        let first = self.first()?;
+        let created: Created = self.ask_first(RequestKind::Create, text.as_bytes())?;
+        let number = created.number;
+        let mut claims = Vec::new();
+        if !created.is_complete || spec.replicas > 0 || self.waits.spares {
+            let dropped = created.dropped.clone();
+            let numbered = Numbered { table: text.to_owned(), dropped, is_complete: false };
+            let mut owners = self.holders(spec, &map);
+            owners.extend(&created.elsewhere);
+            let told = BTreeSet::from([first]);
+            claims = self.create_along(spec, (number, &numbered), told, owners)?;
+            if !claims.is_empty() && !created.is_complete {
+                let numbered = Numbered { is_complete: true, ..numbered };
+                let first = BTreeSet::from([first]);
+                self.create_along(spec, (number, &numbered), BTreeSet::new(), first)?;
+            }
+        }
+        claims.push((first, created));
+        let known = self.tables.iter().position(|known| known.number == number);
+        let place = match known {
+            Some(place) => place,
+            None => self.enter_table(number, spec, range, map)?,
+        };
+        for (server, created) in &claims {
+            self.enter_claims(place, *server, created);
+        }
+        Ok(place)
+    }
+
+    /// Has a table of this number created at `owners` and wherever shards of it have moved from
+    /// there, but for those that were told; returns what they say.
+    fn create_along(
+        &mut self,
+        spec: &TableSpec,
+        (number, numbered): (u32, &Numbered),
+        told: BTreeSet<usize>,
+        owners: BTreeSet<usize>,
+    ) -> Result<Vec<(usize, Created)>> {
+        let numbered = serde_json::to_vec(numbered)?;
+        let mut told = told;
+        let mut next = owners;
+        let mut claims = Vec::new();
+        while let Some(others) = self.untold(&mut told, next) {
+            let asked = self.tell(&others, RequestKind::Create, number, &numbered)?;
+            let answered = self.wait(asked).map_err(|error| match error {
+                Error::TableDropped { .. } => Error::TableDropped { table: spec.name.clone() },
+                other => other,
+            })?;
+            next = BTreeSet::new();
+            for (server, reply) in others.into_iter().zip(&answered.replies) {
+                let created: Created = self.read_reply(server, RequestKind::Create, reply)?;
+                next.extend(&created.elsewhere);
+                claims.push((server, created));
+            }
+        }
+        Ok(claims)
+    }
+
+    /// Asks all that have or had shards of a table where these are.
+    pub(super) fn follow_shards(&mut self, table: Table) -> Result<()> {
+        let TableState { spec, map, .. } = self.known(table)?;
+        let (spec, mut owners) = (spec.clone(), map.owners());
+        owners.extend(spec.placement.map(spec.range()?, self.servers.len())?.owners());
+        let text = serde_json::to_string(&spec)?;
+        let numbered = Numbered { table: text, dropped: Vec::new(), is_complete: false };
+        let claims = self.create_along(&spec, (table.1, &numbered), BTreeSet::new(), owners)?;
+        for (server, created) in &claims {
+            self.enter_claims(table.0 as usize, *server, created);
+        }
+        Ok(())
+    }
+
+    /// The server threads that have to know of a table: the owners of its shards; or all, if any of
+    /// them may have to serve copies, or to number tables after a loss.
+    fn holders(&self, spec: &TableSpec, map: &Map) -> BTreeSet<usize> {
+        match spec.replicas > 0 || self.waits.spares {
+            true => (0..self.servers.len()).collect(),
+            false => map.owners(),
+        }
+    }
+
+    /// Those of `next` that live and were not told, which are now; `None` if there are none.
+    fn untold(&self, told: &mut BTreeSet<usize>, next: BTreeSet<usize>) -> Option<Vec<usize>> {
+        let lives = |server: &usize| {
+            *server < self.servers.len() && !self.recovery.view.lost.contains(server)
+        };
+        let next: Vec<usize> =
+            next.into_iter().filter(lives).filter(|it| told.insert(*it)).collect();
+        (!next.is_empty()).then_some(next)
+    }
+
+    /// Gives a new table a place; returns it.
+    fn enter_table(
+        &mut self,
+        number: u32,
+        spec: &TableSpec,
+        range: KeyRange,
+        map: Map,
+    ) -> Result<usize> {
+        // Another table of that id is one that somebody has dropped.
+        let is_old = |it: &TableState| it.spec.id == spec.id && it.spec.namespace == spec.namespace;
+        self.forget_tables(is_old);
+        let coding = if spec.filters.snappy { Coding::compact() } else { Coding::plain() };
+        let node = self.endpoint.lanes.node();
+        let own = self.own_filters.make(spec, Some(node))?;
+        let filters = spec.has_filters().then(|| Box::new(AtWorker::new(spec, own, node)));
+        let row_bytes = spec.row_bytes();
+        let mut map = map;
+        if spec.replicas > 0 {
+            let view = &self.recovery.view;
+            let successor = |lost: usize| Some((lost, view.chain(lost, 0).next()?));
+            view.lost
+                .iter()
+                .copied()
+                .filter_map(successor)
+                .for_each(|(lost, next)| map.pass_on(lost, next));
+        }
+        let spec = spec.clone();
+        self.has_filters |= filters.is_some();
+        let clock = if spec.consistency.is_some() { 0 } else { FOLLOWS_WORKER };
+        let state = TableState {
+            number,
+            spec,
+            row_bytes,
+            range,
+            map,
+            route: Route::closed(),
+            coding,
+            filters,
+            clock,
+            disclosed: 0,
+        };
+        let free = self.tables.iter().position(|it| it.number == 0);
+        let place = free.unwrap_or(self.tables.len());
+        match self.tables.get_mut(place) {
+            Some(free) => *free = state,
+            None => self.tables.push(state),
+        }
+        Ok(place)
+    }
+
+    /// Enters a server's claims to shards of a table.
+    fn enter_claims(&mut self, table: usize, server: usize, created: &Created) {
+        let known = &mut self.tables[table];
+        for &(begin, epoch) in &created.shards {
+            if known.map.enter(begin, server, epoch) {
+                known.route.close();
+            }
+        }
+    }
+
+    /// Drops a table on all servers that know it, with its rows and everything that servers and
+    /// this worker keep for it. Nothing happens there if another worker has dropped it before.
+    ///
+    /// Requests of this worker that came first are executed, unless they wait for a clock. All
+    /// others, of whichever worker, end with [`Error::TableDropped`]. Afterwards its id is free for
+    /// another table; no request for this one ever reaches that.
+    ///
+    /// # Errors
+    /// [`Error::UnknownTable`]; [`Error::ServerLost`].
+    pub fn drop_table(&mut self, table: Table) -> Result<()> {
+        let known = self.known(table)?;
+        let owners = known.map.owners();
+        let spec = known.spec.clone();
+        self.drop_at_holders(table.1, &spec, &owners)?;
+        self.forget_tables(|it| it.is(table));
+        Ok(())
+    }
+
+    /// Drops all tables of a namespace and of those within it, whoever created them, as
+    /// [`Worker::drop_table`] does; returns their number.
+    ///
+    /// # Errors
+    /// [`Error::ServerLost`].
+    pub fn drop_tables(&mut self, namespace: &str) -> Result<usize> {
+        let namespace = within(&self.namespace, namespace);
+        let mut tables = self.tables_within(&namespace)?;
+        // Those of jobs are not within the empty namespace.
+        tables.retain(|(_, spec)| spec.is_within(&namespace));
+        for (number, spec) in &tables {
+            self.drop_at_holders(*number, spec, &BTreeSet::new())?;
+        }
+        self.forget_tables(|it| it.spec.is_within(&namespace));
+        Ok(tables.len())
+    }
+
+    /// Drops a table at its first owners, at `owners`, and wherever shards of it have moved from
+    /// there. The first server is the last to hear: whoever is cut off before can drop it again.
+    fn drop_at_holders(
+        &mut self,
+        number: u32,
+        spec: &TableSpec,
+        owners: &BTreeSet<usize>,
+    ) -> Result<()> {
+        let map = spec.placement.map(spec.range()?, self.servers.len())?;
+        self.ask_survivors(|worker| worker.drop_along(number, spec, &map, owners))
+    }
+
+    fn drop_along(
+        &mut self,
+        number: u32,
+        spec: &TableSpec,
+        map: &Map,
+        owners: &BTreeSet<usize>,
+    ) -> Result<()> {
+        let first = self.first()?;
+        let mut told = BTreeSet::from([first]);
+        let mut next = self.holders(spec, map);
+        next.extend(owners);
+        let kind = RequestKind::Drop;
+        let mut is_first_told = false;
+        loop {
+            let servers = match self.untold(&mut told, std::mem::take(&mut next)) {
+                Some(servers) => servers,
+                None if std::mem::replace(&mut is_first_told, true) => return Ok(()),
+                None => vec![first],
+            };
+            let asked = self.tell(&servers, kind, number, &[])?;
+            let replies = self.wait(asked)?.replies;
+            for (&server, reply) in servers.iter().zip(&replies).filter(|it| !it.1.is_empty()) {
+                let elsewhere: BTreeSet<usize> = self.read_reply(server, kind, reply)?;
+                next.extend(elsewhere);
+            }
+        }
+    }
+
+    /// The tables of a namespace and of those within it, whoever created them; all tables if it is
+    /// empty, like this worker's own. [`Worker::create_table`] joins one of them, for a worker
+    /// without a namespace.
+    ///
+    /// # Errors
+    /// [`Error::ServerLost`].
+    pub fn list_tables(&mut self, namespace: &str) -> Result<Vec<TableSpec>> {
+        let tables = self.tables_within(&within(&self.namespace, namespace))?;
+        Ok(tables.into_iter().map(|(_, spec)| spec).collect())
+    }
+
+    /// The tables of a namespace and of those within it, with their numbers.
+    fn tables_within(&mut self, namespace: &str) -> Result<Vec<(u32, TableSpec)>> {
+        self.ask_survivors(|worker| worker.ask_first(RequestKind::Tables, namespace.as_bytes()))
+    }
+
+    /// Asks servers about whole tables. If one is lost meanwhile and the others go on, asks those
+    /// again.
+    fn ask_survivors<T>(&mut self, ask: impl Fn(&mut Worker) -> Result<T>) -> Result<T> {
+        loop {
+            if self.recovery.is_on {
+                self.tell_view()?;
+            }
+            match ask(self) {
+                // Its lane is made again, or it counts as lost; a watch knows which.
+                Err(Error::ServerLost { .. }) if self.goes_on() => self.recovery.is_on = true,
+                asked => return asked,
+            }
+        }
+    }
+
+    /// Whether this worker goes on without a server that is lost.
+    fn goes_on(&self) -> bool {
+        (self.recovery.is_on || self.waits.is_watched()) && !self.living().is_empty()
+    }
+
+    /// Forgets the tables of this worker's namespace, which another drops.
+    pub(crate) fn forget_namespace(&mut self) {
+        let namespace = self.namespace.clone();
+        self.forget_tables(|it| it.spec.is_within(&namespace));
+    }
+
+    /// Frees the places of these tables.
+    fn forget_tables(&mut self, which: impl Fn(&TableState) -> bool) {
+        let nothing = KeyRange::ALL;
+        for state in self.tables.iter_mut().filter(|it| it.number != 0 && which(it)) {
+            *state = TableState {
+                number: 0,
+                spec: TableSpec::new(0, "", ValueType::U8, 1),
+                row_bytes: 0,
+                range: nothing,
+                map: Map::default(),
+                route: Route::closed(),
+                coding: Coding::plain(),
+                filters: None,
+                clock: FOLLOWS_WORKER,
+                disclosed: 0,
+            };
+        }
+        let used = self.tables.iter().rposition(|it| it.number != 0).map_or(0, |last| last + 1);
+        self.tables.truncate(used);
+        self.tables.shrink_to_fit();
+        self.has_filters = self.tables.iter().any(|it| it.spec.has_filters());
+    }
+
+    /// Asks the first server thread, which numbers the tables; returns its answer.
+    fn ask_first<T: DeserializeOwned>(&mut self, kind: RequestKind, body: &[u8]) -> Result<T> {
+        let first = self.first()?;
+        let asked = self.tell(&[first], kind, 0, body)?;
+        let replies = self.wait(asked)?.replies;
+        self.read_reply(first, kind, replies.first().map_or(&[], Vec::as_slice))
+    }
+
+    /// The first server thread that is not lost.
+    fn first(&self) -> Result<usize> {
+        self.living().first().copied().ok_or_else(|| self.servers[0].error())
+    }
+
+    /// Reads a server's reply.
+    fn read_reply<T: DeserializeOwned>(
+        &self,
+        server: usize,
+        kind: RequestKind,
+        reply: &[u8],
+    ) -> Result<T> {
+        serde_json::from_slice(reply).map_err(|error| Error::Refused {
+            server: self.servers[server].at.name.clone(),
+            what: kind.name(),
+            reason: format!("its answer can't be read: {error}"),
+        })
+    }
+}
