@@ -20,6 +20,6 @@ pub use handle::{
 };
 pub use owed::Answers;
 pub use shard::{Extract, Pulled, Request, Shard};
-pub use tables::{ChainCounters, Copies, MoveCounters};
+pub use tables::{ChainCounters, Copies, MoveCounters, MoveStep, ShardStep};
 pub(crate) use tables::{Destination, SentBack};
 pub use thread::ServerThread;

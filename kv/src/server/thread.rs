@@ -16,7 +16,7 @@ use caravan_van::{Counters, Endpoint};
 
 use self::service::ShardService;
 use super::handle::Handles;
-use super::tables::{ChainCounters, Copies, MoveCounters};
+use super::tables::{ChainCounters, Copies, MoveCounters, ShardStep};
 use crate::error::Result;
 use crate::filter::Traffic;
 use crate::table::TableSpec;
@@ -90,6 +90,11 @@ impl ServerThread {
     /// The counters of the moves of shards from and to this thread.
     pub fn moves(&self) -> MoveCounters {
         self.service.tables.moves()
+    }
+
+    /// The shards at this thread, and how far those have come that move.
+    pub fn shards(&self) -> Vec<ShardStep> {
+        self.service.tables.shard_steps()
     }
 
     /// The counters of the copies of shards along chains.

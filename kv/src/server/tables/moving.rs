@@ -160,6 +160,32 @@ impl AddAssign for MoveCounters {
     }
 }
 
+/// How far the move of a shard has come, at one of its two server threads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum MoveStep {
+    /// It does not move.
+    Still,
+    /// It is to leave, and the newcomer makes room.
+    Asked,
+    /// Its rows are copied, and what is pushed is forwarded.
+    Copying,
+    /// All rows are sent, and requests wait until the newcomer has them.
+    Closing,
+    /// It comes from another thread, which owns it until then.
+    Arriving,
+}
+
+/// A shard at a server thread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ShardStep {
+    /// Id of its table.
+    pub table: u32,
+    /// Its keys.
+    pub range: KeyRange,
+    /// How far it has come if it moves.
+    pub step: MoveStep,
+}
+
 /// All moves of a thread.
 pub(super) struct Moves {
     /// Bytes of a piece.
@@ -214,6 +240,16 @@ impl Moving {
         self.is_closed || !self.held.is_empty() || !is_open
     }
 
+    fn step(&self) -> MoveStep {
+        match &self.with {
+            With::Newcomer(_) if self.is_closed => MoveStep::Closing,
+            With::Newcomer(to) if to.is_ready => MoveStep::Copying,
+            With::Newcomer(_) => MoveStep::Asked,
+            With::Owner(_) => MoveStep::Arriving,
+            With::Reader(_) => MoveStep::Still,
+        }
+    }
+
     /// Whether a client reads the shard.
     pub(super) fn is_read(&self) -> bool {
         matches!(self.with, With::Reader(_))
@@ -249,6 +285,16 @@ impl Tables {
 
     pub(in crate::server) fn moves(&self) -> MoveCounters {
         self.moves.counters
+    }
+
+    /// All shards of this thread.
+    pub(in crate::server) fn shard_steps(&self) -> Vec<ShardStep> {
+        let step = |entry: &Entry| ShardStep {
+            table: entry.spec.id,
+            range: entry.range,
+            step: entry.moving.as_ref().map_or(MoveStep::Still, |moving| moving.step()),
+        };
+        self.entries.iter().map(step).collect()
     }
 
     /// Where a shard has moved that was here.
