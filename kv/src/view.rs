@@ -1,6 +1,7 @@
-//! The view of a cluster's server threads: where they listen and which of them are lost for good.
+//! The view of a cluster's server threads: where they listen and which of them are lost for good,
+//! and which workers are.
 //!
-//! Both only grow, so views join in any order. What a lost thread still says counts no longer.
+//! All only grow, so views join in any order. What a lost thread still says counts no longer.
 //! Everybody who has the view finds in it, without asking, who serves a shard that has copies.
 
 use std::collections::BTreeSet;
@@ -15,6 +16,9 @@ pub(crate) struct View {
     /// Threads of each server process.
     pub(crate) threads: usize,
     pub(crate) lost: BTreeSet<usize>,
+    /// Nodes of workers that are lost.
+    #[serde(default)]
+    pub(crate) workers: BTreeSet<u32>,
 }
 
 impl View {
@@ -25,7 +29,7 @@ impl View {
 
     /// Checks a view that came from elsewhere, in a cluster of `count` server threads.
     pub(crate) fn check(&self, count: usize) -> Result<(), String> {
-        let View { addresses, threads, lost } = self;
+        let View { addresses, threads, lost, .. } = self;
         if addresses.len() != count {
             return Err(format!("a view of {} server threads, not of {count}", addresses.len()));
         }
@@ -42,13 +46,15 @@ impl View {
 
     /// Adds what another view has; returns whether this one did not have all of it.
     pub(crate) fn join(&mut self, other: &View) -> bool {
-        let before = (self.addresses.len(), self.lost.len());
+        let size = |view: &View| (view.addresses.len(), view.lost.len(), view.workers.len());
+        let before = size(self);
         if other.addresses.len() > self.addresses.len() {
             self.addresses.clone_from(&other.addresses);
             self.threads = other.threads;
         }
         self.lost.extend(&other.lost);
-        before != (self.addresses.len(), self.lost.len())
+        self.workers.extend(&other.workers);
+        before != size(self)
     }
 
     /// The chain of a shard that was given to thread `first`: the first `replicas + 1` threads from
@@ -86,7 +92,8 @@ mod tests {
 
     fn view(threads: usize, processes: usize, lost: &[usize]) -> View {
         let addresses = (0..threads * processes).map(|at| format!("sim:{at}")).collect();
-        View { addresses, threads, lost: lost.iter().copied().collect() }
+        let lost = lost.iter().copied().collect();
+        View { addresses, threads, lost, workers: BTreeSet::from([9]) }
     }
 
     fn chain(view: &View, first: usize, replicas: u32) -> Vec<usize> {
@@ -140,6 +147,8 @@ mod tests {
         assert!(views.iter().map(|it| one.join(it)).eq([true, true, false]));
         assert!(views.iter().rev().map(|it| other.join(it)).eq([false, true, true]));
         assert_eq!(one, other);
+        assert!(one.join(&View { workers: BTreeSet::from([8]), ..View::default() }));
+        assert!(one.workers.iter().eq(&[8, 9]));
         assert!(!one.join(&views[0]) && one.lost.len() == 2);
     }
 }

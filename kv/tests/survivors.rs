@@ -1,6 +1,7 @@
-//! Goal: workers go on without one that was killed, if the cluster spares it, and what they have
-//! read keeps the model of their table. Method: real processes, one of which is killed in the
-//! middle of its iterations; the servers' histories are checked.
+//! Goal: workers go on without one that was killed, if the cluster spares it, and without a
+//! server if their table has replicas, and what they have read keeps the model of their table.
+//! Method: real processes, one of which is killed in the middle of its iterations; the servers'
+//! histories are checked.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 #[path = "support/processes.rs"]
@@ -32,13 +33,20 @@ fn counters(body: &Value) -> Result<TableSpec> {
     let model: Model = serde_json::from_value(body["model"].clone())?;
     let live = body["live"].as_u64().unwrap_or(0) as u32;
     let id = body["table"].as_u64().unwrap_or(0) as u32;
-    Ok(TableSpec::new(id, "counters", ValueType::I64, 1).consistency(model, live))
+    let replicas = body["replicas"].as_u64().unwrap_or(0) as u32;
+    let spec = TableSpec::new(id, "counters", ValueType::I64, 1).consistency(model, live);
+    Ok(spec.replicas(replicas))
+}
+
+/// A key for each worker, spread over all servers.
+fn keys() -> Vec<u64> {
+    (0..8).map(|rank| rank * (u64::MAX / 7)).collect()
 }
 
 fn iterate(node: &mut WorkerNode, body: &Value) -> Result<Value> {
     let worker = &mut node.worker;
     let table = worker.create_table(&counters(body)?)?;
-    let keys: Vec<u64> = (0..8).map(|rank| rank * (u64::MAX / 7)).collect();
+    let keys = keys();
     worker.join(table)?;
     for _ in 0..200 {
         let pulled = worker.pull(table, &keys)?;
@@ -109,6 +117,42 @@ fn workers_go_on_without_a_killed_one() {
     }
 }
 
+/// A server is killed, and then a worker: nobody waits for that one at the servers that are left.
+fn a_table_with_replicas_outlives_a_server_and_a_worker() {
+    let model = Model::Ssp { staleness: 1 };
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("survivors-replicas");
+    let _ = std::fs::remove_dir_all(&folder);
+    let mut config = config(3, 4);
+    (config.node.losses_max, config.node.server_losses_max) = (1, 1);
+    config.node.history = Some(folder.clone());
+    let mut cluster = launch(&config);
+    let pids = pids(&cluster);
+    let body = json!({ "model": model, "live": 4, "table": 1, "replicas": 1 });
+    let task = cluster.submit(Target::Workers, "iterate", &body).unwrap();
+    let mut client = cluster.client().unwrap();
+    let table = client.create_table(&counters(&body).unwrap()).unwrap();
+    for (fresh, name) in [(20, "server 1"), (40, "worker 0")] {
+        while client.freshness(table).unwrap() < fresh {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        signal("KILL", pid_of(&cluster, name));
+    }
+    let ranks = cluster.wait(task).unwrap();
+    assert_eq!(ranks, (1..4).map(|rank| json!(rank)).collect::<Vec<_>>());
+    let pulled = client.pull(table, &keys()).unwrap();
+    let counts = client.wait(pulled).unwrap().values::<i64>().to_vec();
+    assert_eq!(counts[1..4], [200; 3], "{counts:?}");
+    assert!((40..=200).contains(&counts[0]), "{counts:?}");
+    drop(client);
+    cluster.shutdown().unwrap();
+    ends_within(SOON, &pids);
+    // The killed server's own are cut off.
+    let histories = [0, 2].map(|thread| std::fs::read_dir(folder.join(format!("thread-{thread}"))));
+    let histories = histories.into_iter().flat_map(Result::unwrap).map(|file| file.unwrap().path());
+    let summary = history::check_files(&histories.collect::<Vec<_>>()).unwrap();
+    assert!(summary.reads > 0 && summary.writes >= 600, "{summary:?}");
+}
+
 /// One more than the cluster spares ends it.
 fn too_many_losses_end_the_cluster() {
     let mut config = config(1, 3);
@@ -123,7 +167,10 @@ fn too_many_losses_end_the_cluster() {
 }
 
 fn main() -> ExitCode {
-    let tests: &[(&str, fn())] =
-        processes::tests![workers_go_on_without_a_killed_one, too_many_losses_end_the_cluster,];
+    let tests: &[(&str, fn())] = processes::tests![
+        workers_go_on_without_a_killed_one,
+        a_table_with_replicas_outlives_a_server_and_a_worker,
+        too_many_losses_end_the_cluster,
+    ];
     processes::main(tests, &Handles::default(), &apps(), || ())
 }

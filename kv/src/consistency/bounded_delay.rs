@@ -27,6 +27,10 @@ impl Controller for BoundedDelay {
         &mut self.members
     }
 
+    fn bound(&self) -> Option<u64> {
+        Some(self.delay)
+    }
+
     fn set_bound(&mut self, bound: u64) -> Result<(), Refusal> {
         self.delay = bound;
         Ok(())

@@ -2,11 +2,13 @@
 
 use std::collections::BTreeSet;
 
+use serde::{Deserialize, Serialize};
+
 /// The clock of every worker that takes part.
 ///
 /// The slowest worker's clock bounds the others. Until the expected number of workers has joined,
 /// the slowest clock is 1: nobody has finished anything.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Members {
     /// Sorted by worker.
     clocks: Vec<Member>,
@@ -15,13 +17,13 @@ pub struct Members {
     slowest: u64,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Member {
     worker: u32,
     clock: u64,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct Awaited {
     expected: usize,
     seen: BTreeSet<u32>,

@@ -222,6 +222,11 @@ pub trait Controller {
         self.members_mut().leave(worker);
     }
 
+    /// The model's bound, if it can be changed.
+    fn bound(&self) -> Option<u64> {
+        None
+    }
+
     /// Changes the model's bound. Parked requests may have become admissible.
     ///
     /// # Errors

@@ -13,7 +13,8 @@ pub struct Parked<T> {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Held<T> {
     order: Order,
-    blocker: Blocker,
+    /// `None` if it is to be asked again.
+    blocker: Option<Blocker>,
     request: T,
 }
 
@@ -38,13 +39,19 @@ impl<T> Parked<T> {
     /// Parks a request behind those of equal order.
     pub fn park(&mut self, order: Order, blocker: Blocker, request: T) {
         let at = self.held.partition_point(|held| held.order <= order);
-        self.held.insert(at, Held { order, blocker, request });
+        self.held.insert(at, Held { order, blocker: Some(blocker), request });
         self.at = 0;
     }
 
     /// Begins to look at all parked requests again, since something has changed that they may wait
     /// for.
     pub fn rewind(&mut self) {
+        self.at = 0;
+    }
+
+    /// Has all parked requests asked about again, whatever they waited for.
+    pub fn ask_again(&mut self) {
+        self.held.iter_mut().for_each(|held| held.blocker = None);
         self.at = 0;
     }
 
@@ -56,13 +63,13 @@ impl<T> Parked<T> {
         access: impl Fn(&T) -> Access<'_>,
     ) -> Option<(T, Verdict)> {
         while let Some(held) = self.held.get_mut(self.at) {
-            if controller.is_blocked(&held.blocker) {
+            if held.blocker.is_some_and(|blocker| controller.is_blocked(&blocker)) {
                 self.at += 1;
                 continue;
             }
             match controller.admit(&access(&held.request)) {
                 Verdict::Park(blocker) => {
-                    held.blocker = blocker;
+                    held.blocker = Some(blocker);
                     self.at += 1;
                 }
                 verdict => {
@@ -91,5 +98,31 @@ impl<T> Parked<T> {
     pub fn retain(&mut self, mut keep: impl FnMut(&mut T) -> bool) {
         self.held.retain_mut(|held| keep(&mut held.request));
         self.at = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::consistency::{Access, BoundedDelay};
+
+    #[test]
+    fn a_larger_bound_lets_parked_requests_go() {
+        let mut delayed = BoundedDelay::new(2, 0);
+        delayed.join(0, 1);
+        delayed.join(1, 1);
+        fn access(clock: &u64) -> Access<'_> {
+            Access { worker: 0, clock: *clock, reads: true, writes: false, keys: &[] }
+        }
+        let mut parked = Parked::default();
+        for clock in [2, 4] {
+            let Verdict::Park(blocker) = delayed.admit(&access(&clock)) else { panic!("{clock}") };
+            parked.park(Order::default(), blocker, clock);
+        }
+        assert_eq!(parked.next(&mut delayed, access), None);
+        assert_eq!(delayed.set_bound(1), Ok(()));
+        parked.ask_again();
+        assert_eq!(parked.next(&mut delayed, access), Some((2, Verdict::Admit)));
+        assert_eq!(parked.next(&mut delayed, access), None);
     }
 }

@@ -132,6 +132,21 @@ impl Consistency {
         }
     }
 
+    /// Checks that shards under this model may have copies: these hear of inputs alone, in order.
+    ///
+    /// # Errors
+    /// What the model would need.
+    pub(crate) fn check_copies(&self) -> Result<(), String> {
+        let why = match self.model {
+            Model::Ssp { .. } | Model::Asp | Model::BoundedDelay { .. } => return Ok(()),
+            Model::Bsp => "it holds pushes until an iteration ends, and copies do not hold them",
+            Model::SparseSsp { .. } | Model::DataCentric { .. } => {
+                "it counts reads, and copies do not hear of them"
+            }
+        };
+        Err(format!("{} has no replicas yet: {why}; ssp, asp and delay have", self.model))
+    }
+
     /// The controller of a shard with these keys; `is_dense` says whether it has a row for each.
     pub(crate) fn controller(&self, range: KeyRange, is_dense: bool) -> Box<dyn Controller> {
         let workers = self.workers as usize;

@@ -26,6 +26,10 @@ impl Controller for Ssp {
         &mut self.members
     }
 
+    fn bound(&self) -> Option<u64> {
+        Some(self.staleness)
+    }
+
     fn set_bound(&mut self, bound: u64) -> Result<(), super::Refusal> {
         self.staleness = bound;
         Ok(())

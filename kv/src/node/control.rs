@@ -230,6 +230,15 @@ impl From<Loss> for Error {
     }
 }
 
+/// Who is lost so far, and not needed to go on.
+#[derive(Debug, Default)]
+pub(crate) struct Gone {
+    /// Server threads, by their place among all.
+    pub(crate) servers: Vec<usize>,
+    /// Nodes of workers, by their ids in messages.
+    pub(crate) workers: Vec<u32>,
+}
+
 /// The scheduler's request to a node; of [`Order::Letters`] alone, to a driver.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) enum Order {
@@ -247,6 +256,8 @@ pub(crate) enum Order {
     Lost(Loss),
     /// These server threads are lost as well, and the others go on without them. Answered at once.
     LostServers(Vec<usize>),
+    /// These nodes of workers are lost so far; to servers alone. Answered at once.
+    LostWorkers(Vec<u32>),
     /// The job is over.
     End,
 }

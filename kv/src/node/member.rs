@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::control::{
-    Ask, Join, Loss, Order, Report, Role, Roster, Step, Submitted, Target, is_within,
+    Ask, Gone, Join, Loss, Order, Report, Role, Roster, Step, Submitted, Target, is_within,
 };
 use super::desk::{AtDesk, Desk};
 use super::lane::{Heard, SchedulerLane};
@@ -60,7 +60,7 @@ pub struct Member {
     ended: bool,
     /// Another node that was lost.
     lost: Option<Loss>,
-    lost_servers: Vec<usize>,
+    gone: Gone,
 }
 
 impl Member {
@@ -92,7 +92,7 @@ impl Member {
             answer: None,
             ended: false,
             lost: None,
-            lost_servers: Vec::new(),
+            gone: Gone::default(),
         };
         let join = Ask::Join(join);
         let roster = member.ask(&join, config.join_timeout, "joining the cluster: other nodes")?;
@@ -106,13 +106,13 @@ impl Member {
     }
 
     /// Waits for the next task; `None` when the job is over, or when `goes_on` returns false
-    /// because this node cannot go on. It is told which server threads are lost so far.
+    /// because this node cannot go on. It is told who is lost so far.
     ///
     /// # Errors
     /// [`Error::NodeLost`] if the scheduler is gone.
     pub(crate) fn next_task(
         &mut self,
-        mut goes_on: impl FnMut(&[usize]) -> bool,
+        mut goes_on: impl FnMut(&Gone) -> bool,
     ) -> Result<Option<Task>> {
         loop {
             self.poll()?;
@@ -125,7 +125,7 @@ impl Member {
                 }
                 continue;
             }
-            if self.ended || !goes_on(&self.lost_servers) {
+            if self.ended || !goes_on(&self.gone) {
                 return Ok(None);
             }
             self.lane.wait(NAP)?;
@@ -195,7 +195,7 @@ impl Member {
     /// As [`Member::check`].
     pub(crate) fn lost_servers(&mut self) -> Result<Vec<usize>> {
         self.check()?;
-        Ok(self.lost_servers.clone())
+        Ok(self.gone.servers.clone())
     }
 
     /// Sends a request to the scheduler and waits for the answer.
@@ -265,7 +265,11 @@ impl Member {
             }
             Heard::Order { number, order: Order::LostServers(lost) } => {
                 self.lane.answer(number, &())?;
-                self.lost_servers.extend(lost);
+                self.gone.servers.extend(lost);
+            }
+            Heard::Order { number, order: Order::LostWorkers(lost) } => {
+                self.lane.answer(number, &())?;
+                self.gone.workers = lost;
             }
             Heard::Order { order: Order::Lost(loss), .. } => self.lost = Some(loss),
             Heard::Order { order: Order::End, .. } => self.ended = true,

@@ -449,6 +449,19 @@ impl Members {
         threads.enumerate().filter_map(|(at, is_lost)| is_lost.then_some(at)).collect()
     }
 
+    /// The nodes of lost workers, by their ids in messages.
+    pub(crate) fn lost_workers(&self) -> Vec<u32> {
+        let is_it =
+            |seat: Seat, member: &Member| seat.role == Role::Worker && member.lost.is_some();
+        let nodes = self.nodes().filter(|(_, seat, member)| is_it(*seat, member));
+        nodes.map(|(node, ..)| node).collect()
+    }
+
+    /// All members with their ids in messages.
+    pub(crate) fn nodes(&self) -> impl Iterator<Item = (u32, Seat, &Member)> {
+        (1..).zip(self.iter()).map(|(node, (seat, member))| (node, seat, member))
+    }
+
     /// Compares the iterations of the workers that run something, about once a heartbeat. Logs
     /// those that have become slow, and those that have recovered.
     pub(crate) fn compare_paces(&mut self, runs_something: impl Fn(usize) -> bool) {

@@ -1,7 +1,7 @@
 //! The life of servers and workers, from joining to the end.
 
 use std::cell::RefCell;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +13,7 @@ use caravan_van::{Endpoint, Gauge, Identity, VanConfig};
 use super::backend::{self, Van, incarnation, is_simulated};
 use super::barriers::Party;
 use super::choice::{self, Candidate};
-use super::control::{Join, Role, Roster, Step, Target, identity, is_within, within};
+use super::control::{Gone, Join, Role, Roster, Step, Target, identity, is_within, within};
 use super::desk::{Answered, AtDesk, Desk, RequestId, Responder, Responders};
 use super::group::{Group, Recipients};
 use super::heartbeat;
@@ -407,7 +407,11 @@ fn server_thread(
 ) -> ServerThread {
     let thread = ServerThread::new(endpoint, index, count, handles.clone());
     let Some(folder) = config.history.clone() else { return thread };
-    thread.record_histories(move |shard, spec| history::create(&folder, shard, spec))
+    thread.record_histories(move |shard, spec| match spec.replicas {
+        0 => history::create(&folder, shard, spec),
+        // Each copy has a history of its own.
+        _ => history::create(&folder.join(format!("thread-{index}")), shard, spec),
+    })
 }
 
 /// A server thread, the vans that work for it, where to tell it its place and who is lost, and what
@@ -458,10 +462,12 @@ fn serve_until_end(
         });
     }
     let addresses = roster.servers.iter().map(|server| server.address.clone()).collect();
-    let mut view = View { addresses, threads: roster.threads, lost: BTreeSet::new() };
-    let mut go_on = |lost: &[usize]| {
-        if lost.len() > view.lost.len() {
-            view.lost.extend(lost);
+    let mut view = View { addresses, threads: roster.threads, ..View::default() };
+    let mut go_on = |gone: &Gone| {
+        let Gone { servers, workers } = gone;
+        let (lost, workers) = (servers.iter().copied(), workers.iter().copied());
+        let known = View { lost: lost.collect(), workers: workers.collect(), ..View::default() };
+        if view.join(&known) {
             started.iter().for_each(|it| drop(it.view.send(view.clone())));
         }
         !started.iter().any(|it| it.thread.is_finished())

@@ -219,6 +219,9 @@ impl Tables {
         };
         let (clock, raw) = (message.clock(), message.op());
         let (table, key) = (message.table(), message.range().begin());
+        if self.find(table, key)?.chain.is_some() {
+            return self.serve_chained(lanes, client, message, list, Op::Push);
+        }
         let served = self.serve_op(lanes, client, message, list, admitted, Op::Push);
         if !matches!(served, Ok(Step::Govern(_) | Step::Park(_) | Step::Expand | Step::Hold))
             && let Some(governor) = &mut self.find(table, key)?.governor
@@ -421,7 +424,10 @@ impl Tables {
     pub(super) fn lose(&mut self, node: u32) -> Vec<u32> {
         let mut governed = Vec::new();
         for entry in &mut self.entries {
-            let Some(governor) = &mut entry.governor else { continue };
+            // Others may have heard of a worker with copies of its shard: the scheduler tells.
+            let Some(governor) = entry.governor.as_mut().filter(|_| entry.chain.is_none()) else {
+                continue;
+            };
             governor.lose(node);
             governed.push(entry.number);
         }

@@ -85,7 +85,7 @@ impl Recovery {
     pub(super) fn of(addresses: Vec<String>, threads: usize) -> Recovery {
         let told = vec![false; addresses.len()];
         let retry_at = vec![Duration::ZERO; addresses.len()];
-        let view = View { addresses, threads, lost: BTreeSet::new() };
+        let view = View { addresses, threads, ..View::default() };
         Recovery { told, retry_at, view, ..Recovery::default() }
     }
 
@@ -117,10 +117,11 @@ impl Recovery {
         Ok(())
     }
 
-    /// Whether a command to the shard of a table with this first key is kept.
+    /// Whether a command or a join to the shard of a table with this first key is kept.
     fn keeps_command(&self, table: u32, begin: u64) -> bool {
         let is_it = |kept: &Kept| {
-            kept.op == Op::Command as u8 && kept.table == table && kept.range.begin() == begin
+            let answers = [Op::Command, Op::Join].map(|op| op as u8);
+            answers.contains(&kept.op) && kept.table == table && kept.range.begin() == begin
         };
         self.kept.values().any(is_it)
     }
@@ -335,8 +336,8 @@ impl Worker {
         Ok(())
     }
 
-    /// Waits until this worker's last command to a shard with copies is answered: they keep the
-    /// answer of one.
+    /// Waits until this worker's last command or join to a shard with copies is answered: they keep
+    /// the answer of one.
     pub(super) fn wait_for_command(&mut self, table: Table, shard: usize) -> Result<()> {
         let begin = self.tables[table.0 as usize].map.shards()[shard].range.begin();
         let mut silence = Silence::default();

@@ -1,6 +1,6 @@
 //! What all parts of the scheduler's thread share: its endpoint, and who is at the other ends.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use caravan_van::{Endpoint, PeerId};
@@ -26,6 +26,8 @@ pub(super) struct Plane {
     told: BTreeMap<Seat, usize>,
     /// Whether any member may not have been told of all.
     tells: bool,
+    /// Servers that have not been told of the last lost worker.
+    unheard: BTreeSet<Seat>,
 }
 
 impl Plane {
@@ -39,6 +41,7 @@ impl Plane {
             lost_threads: Vec::new(),
             told: BTreeMap::new(),
             tells: false,
+            unheard: BTreeSet::new(),
         }
     }
 
@@ -109,6 +112,27 @@ impl Plane {
                 false => *tells = true,
             }
         }
+    }
+
+    /// Has all servers told which workers are lost.
+    pub(super) fn enter_lost_worker(&mut self) {
+        let servers = self.members.live_seats().filter(|seat| seat.role == Role::Server);
+        self.unheard = servers.collect();
+    }
+
+    /// Tells servers which workers are lost, as soon as their lanes have room.
+    pub(super) fn tell_unheard(&mut self, number: impl FnOnce() -> u64) {
+        if self.unheard.is_empty() {
+            return;
+        }
+        let number = number();
+        let order = Order::LostWorkers(self.members.lost_workers());
+        let Plane { unheard, members, endpoint, .. } = self;
+        unheard.retain(|&seat| {
+            let Some(lane) = members.lane(seat) else { return false };
+            endpoint.lanes.credits(lane) <= LAST
+                || control::ask(endpoint, lane, number, &order).is_err()
+        });
     }
 
     /// What a driver that watches hears, which knows of the `known` first lost server threads.

@@ -176,6 +176,7 @@ impl Service {
         }
         let Service { plane, jobs, .. } = self;
         plane.tell_untold(|| jobs.tasks.next_number());
+        plane.tell_unheard(|| jobs.tasks.next_number());
         for (&peer, driver) in &mut jobs.drivers {
             let Some(gathers) = &mut driver.gathers else { continue };
             if now >= gathers.until {
@@ -224,7 +225,10 @@ impl Service {
         tracing::warn!(node = %seat, "lost; the others go on");
         match seat.role {
             Role::Server => self.publish_lost_servers(),
-            Role::Worker => self.jobs.lose_worker(&mut self.plane, seat.rank),
+            Role::Worker => {
+                self.publish_lost_worker();
+                self.jobs.lose_worker(&mut self.plane, seat.rank);
+            }
         }
         self.posts.lose(&mut self.plane, NodeName::of(seat.role, seat.rank), reason);
         self.jobs.go_on(&mut self.plane);
@@ -236,6 +240,13 @@ impl Service {
         plane.enter_lost_threads();
         plane.tell_untold(|| jobs.tasks.next_number());
         jobs.answer_watches(plane);
+    }
+
+    /// Tells all servers which workers are lost.
+    fn publish_lost_worker(&mut self) {
+        let Service { plane, jobs, .. } = self;
+        plane.enter_lost_worker();
+        plane.tell_unheard(|| jobs.tasks.next_number());
     }
 
     /// Looks for lost members. Tells everybody about the first whose loss ends the cluster; closes
@@ -461,7 +472,7 @@ impl Service {
         let Some(chosen) = &self.chosen else { return };
         let shared = chosen.as_ref().map(|van| self.roster(*van));
         let mut threads = 0;
-        for (node, (seat, member)) in (1..).zip(self.plane.members.iter()) {
+        for (node, seat, member) in self.plane.members.nodes() {
             let (peer, joined_as) = (member.peer, member.joined_as);
             let first_thread = if seat.role == Role::Server { threads } else { 0 };
             threads += member.threads().len();

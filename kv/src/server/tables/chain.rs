@@ -11,21 +11,24 @@
 //! Each shard knows of each worker the last timestamp that it has applied, since a worker's
 //! requests to a shard come in the order of their timestamps. A push that comes again is not
 //! applied again, or refused again if it was; of commands the answer to a worker's last one is
-//! kept, for the same reason. What is not confirmed is kept, and goes again to whoever follows
+//! kept, for the same reason. Joins, clocks and leaves of a table with a consistency model are
+//! inputs, too (`models.rs`). What is not confirmed is kept, and goes again to whoever follows
 //! after a loss. So a copy always has the beginning of what the one before it has, and all that was
 //! ever answered.
 //!
 //! Who is in a chain follows from the [`View`], of which the scheduler tells servers, and workers
 //! before they ask anything that depends on it. A thread that finds another one behind itself asks
 //! it to follow (`Follow`). If that has no copy, it gets one: all rows, a piece at a time beside
-//! other work (`Rows`), pushes meanwhile, and at the end what was applied of whom (`Whole`). A
-//! shard that is no rows goes as an image of one moment, and pushes since behind it. This is chain
-//! replication of van Renesse and Schneider (OSDI 2004), with reads at the head that the tail
-//! confirms.
+//! other work (`Rows`), pushes meanwhile, and at the end what was applied of whom, and how far the
+//! workers are (`Whole`). A shard that is no rows goes as an image of one moment, and pushes since
+//! behind it. This is chain replication of van Renesse and Schneider (OSDI 2004), with reads at the
+//! head that the tail confirms.
 //!
 //! Path: codec > thread > **tables** > shard > store > answer.
 
 mod marks;
+mod models;
+mod serve;
 mod tables;
 mod way;
 
@@ -37,11 +40,13 @@ use caravan_van::wire::Kind;
 use caravan_van::{Draft, Endpoint, KeyRange, Lanes, PeerId, Pool, Shared, Values};
 use serde::{Deserialize, Serialize};
 
-use self::marks::{Sender, Watermarks};
+use self::marks::{Applied, Sender, Watermarks};
+use self::models::{Awaiting, tells_clock};
 use self::way::{Head, Lane, Posted, Way};
-use super::Held;
+use super::governor::Standing;
 use super::image::Outgoing;
 use super::moving::UNANSWERED_MAX;
+use super::{Governor, Held};
 use crate::op::Op;
 use crate::server::answer::{ReplyTo, collect, gather, post_values, refuse};
 use crate::server::shard::{Extract, Request, Shard};
@@ -86,6 +91,8 @@ pub(in crate::server) struct Chain {
     posted: usize,
     /// Requests that wait for room or for the next thread.
     held: VecDeque<Held>,
+    /// Requests that wait for the table's model, in the order of their arrival.
+    awaiting: Vec<Awaiting>,
 }
 
 /// How far the next thread follows.
@@ -105,11 +112,20 @@ enum Link {
     Failed,
 }
 
+/// The body of [`Op::Whole`]: all of a copy but the shard itself.
+#[derive(Serialize, Deserialize)]
+struct Rest {
+    /// What was applied of whom.
+    applied: Vec<(Sender, Applied)>,
+    /// If the table has a consistency model.
+    model: Option<Standing>,
+}
+
 /// A copy that the next thread gets as an image.
 struct Copying {
     image: Outgoing,
-    /// What was applied of whom at its moment, as JSON.
-    applied: Vec<u8>,
+    /// The [`Rest`] at its moment, as JSON.
+    rest: Vec<u8>,
     /// Bytes of inputs since, which go behind it.
     behind: usize,
 }
@@ -125,8 +141,11 @@ struct Unconfirmed {
 
 /// What a request does to a shard.
 struct Inputs {
-    /// A push, a command, or what does nothing: a pull, or a request that was refused.
+    /// A push, a command, what a worker says of its clock, or what does nothing: a pull, or a
+    /// request that was refused.
     op: Op,
+    /// The bits of a push that ends its worker's iteration.
+    ends: u8,
     sender: Sender,
     timestamp: u64,
     command: i32,
@@ -160,6 +179,8 @@ pub struct ChainCounters {
     pub copied: u64,
     /// Messages of threads that count as lost, which were refused.
     pub refused: u64,
+    /// Requests that waited for their table's consistency model.
+    pub awaited: u64,
 }
 
 impl AddAssign for ChainCounters {
@@ -171,6 +192,7 @@ impl AddAssign for ChainCounters {
         self.pieces += other.pieces;
         self.copied += other.copied;
         self.refused += other.refused;
+        self.awaited += other.awaited;
     }
 }
 
@@ -223,30 +245,41 @@ impl Chain {
             unconfirmed: VecDeque::new(),
             posted: 0,
             held: VecDeque::new(),
+            awaiting: Vec::new(),
         })
     }
 
-    /// The answer to a request whose inputs were applied here: pulled values, or a command's.
+    /// The answer to a request whose inputs were applied here: pulled values, a clock, or a
+    /// command's.
     fn answer_to(
         &self,
         shard: &mut dyn Shard,
+        governor: Option<&Governor>,
         memory: &Pool,
         (sender, timestamp): (Sender, u64),
-        request: &Request<'_>,
+        (op, request): (Op, &Request<'_>),
     ) -> Result<Option<(Vec<u32>, Shared)>, String> {
-        if request.pulls {
-            return collect(memory, shard, request).map(Some);
-        }
-        if request.pushes {
+        let fresh;
+        let answer = match op {
+            Op::Pull | Op::PushPull => return collect(memory, shard, request).map(Some),
+            Op::Command | Op::Join => self.applied.answer(sender, timestamp)?,
+            Op::Fresh => {
+                fresh = governor.map_or(0, |it| it.freshness(request.range)).to_le_bytes();
+                &fresh
+            }
+            _ => &[],
+        };
+        if answer.is_empty() {
             return Ok(None);
         }
-        match self.applied.answer(sender, timestamp)? {
-            [] => Ok(None),
-            answer => {
-                let write = |into: &mut [u8]| into.copy_from_slice(answer);
-                Ok(Some((Vec::new(), gather(memory, answer.len(), write)?)))
-            }
-        }
+        let write = |into: &mut [u8]| into.copy_from_slice(answer);
+        Ok(Some((Vec::new(), gather(memory, answer.len(), write)?)))
+    }
+
+    /// All of the copy but the shard itself, as JSON.
+    fn rest(&self, governor: Option<&Governor>) -> Result<Vec<u8>, String> {
+        let rest = Rest { applied: self.applied.all(), model: governor.map(Governor::standing) };
+        serde_json::to_vec(&rest).map_err(|error| error.to_string())
     }
 
     /// Whether a request has to wait: for others before it, for the next thread, or for room there.
@@ -291,7 +324,8 @@ impl Chain {
 
     /// Whether there was never a request for the shard.
     fn is_unused(&self) -> bool {
-        self.applied.is_empty() && self.held.is_empty() && self.unconfirmed.is_empty()
+        let waits = !self.held.is_empty() || !self.awaiting.is_empty();
+        self.applied.is_empty() && !waits && self.unconfirmed.is_empty()
     }
 
     /// Whether there is a next thread of which this chain has not heard.
@@ -358,13 +392,19 @@ impl Chain {
     ///
     /// # Errors
     /// If there is no memory for an image.
-    fn begin_copy(&mut self, shard: &dyn Shard, begin: u64, pool: &Pool) -> Result<(), String> {
+    fn begin_copy(
+        &mut self,
+        shard: &dyn Shard,
+        governor: Option<&Governor>,
+        begin: u64,
+        pool: &Pool,
+    ) -> Result<(), String> {
         self.copying = match shard.image_bytes() {
             None => None,
             Some(_) => {
-                let applied = self.applied.text()?;
-                let image = Outgoing::of(shard, BEHIND_BYTES_MAX + applied.len(), pool)?;
-                Some(Box::new(Copying { image, applied, behind: 0 }))
+                let rest = self.rest(governor)?;
+                let image = Outgoing::of(shard, BEHIND_BYTES_MAX + rest.len(), pool)?;
+                Some(Box::new(Copying { image, rest, behind: 0 }))
             }
         };
         self.link = Link::Copies { next: Some(begin), unanswered: 0 };
@@ -376,6 +416,7 @@ impl Chain {
         &mut self,
         way: &mut Way<'_>,
         shard: &mut dyn Shard,
+        governor: Option<&Governor>,
         text: &str,
         piece_bytes: usize,
         counters: &mut ChainCounters,
@@ -420,14 +461,14 @@ impl Chain {
             }
             Link::Copies { next: None, .. } => {
                 let now;
-                let applied = match &self.copying {
-                    Some(copying) => &copying.applied,
+                let rest = match &self.copying {
+                    Some(copying) => &copying.rest,
                     None => {
-                        now = self.applied.text()?;
+                        now = self.rest(governor)?;
                         &now
                     }
                 };
-                let values = Values::Copied(applied);
+                let values = Values::Copied(rest);
                 if way.post(Draft { values, ..Draft::new(Kind::Request) }, Op::Whole).is_some() {
                     counters.copied += 1;
                     self.copying = None;
@@ -449,6 +490,7 @@ impl Chain {
     /// Forgets what was held for a peer, and its answers.
     fn forget(&mut self, peer: PeerId) {
         self.held.retain(|held| held.peer != peer);
+        self.awaiting.retain(|awaiting| awaiting.held.peer != peer);
         for item in &mut self.unconfirmed {
             item.reply.take_if(|reply| reply.to.peer == peer);
         }
@@ -532,11 +574,24 @@ impl Chains {
 }
 
 impl Inputs {
+    /// Of the leave of a lost worker.
+    fn leave(sender: Sender) -> Inputs {
+        let (keys, lengths, values) = (Vec::new(), Vec::new(), Vec::new());
+        let op = Op::Leave;
+        Inputs { op, ends: 0, sender, timestamp: 0, command: 0, clock: 0, keys, lengths, values }
+    }
+
     /// Of a request that was applied or refused for the first time, or does nothing.
-    fn of(op: Option<Op>, sender: Sender, timestamp: u64, request: &Request<'_>) -> Inputs {
+    fn of(
+        op: Option<Op>,
+        ends: u8,
+        (sender, timestamp): (Sender, u64),
+        request: &Request<'_>,
+    ) -> Inputs {
         let Request { command, clock, keys, lengths, values, .. } = *request;
         let nothing = Inputs {
             op: Op::Pull,
+            ends: 0,
             sender,
             timestamp,
             command,
@@ -547,11 +602,11 @@ impl Inputs {
         };
         let op = match op {
             None => return nothing,
-            Some(Op::Refused) => return Inputs { op: Op::Refused, ..nothing },
+            Some(Op::Refused) => return Inputs { op: Op::Refused, ends, ..nothing },
             Some(op) => op,
         };
         let (keys, lengths, values) = (keys.to_vec(), lengths.to_vec(), values.to_vec());
-        Inputs { op, keys, lengths, values, ..nothing }
+        Inputs { op, ends, keys, lengths, values, ..nothing }
     }
 
     /// Bytes of memory that they take until they are confirmed.
@@ -562,18 +617,26 @@ impl Inputs {
     }
 }
 
-/// Applies inputs; returns the answer of a command.
+/// Applies inputs to a shard and its model, if it has one here; returns the answer of a command or
+/// a join.
 ///
 /// # Errors
 /// The reason why they are invalid.
 fn apply(
     shard: &mut dyn Shard,
+    governor: Option<&mut Governor>,
     op: Op,
     request: &Request<'_>,
     memory: &Pool,
 ) -> Result<Option<Vec<u8>>, String> {
+    let &Request { sender, clock, values, .. } = request;
     match op {
-        Op::Command => shard.command(request.sender, request.values).map(Some),
+        Op::Command => shard.command(sender, values).map(Some),
+        _ if tells_clock(op) => {
+            let Some(governor) = governor else { return Ok(None) };
+            let clock = governor.enter(op, sender, clock, values)?;
+            Ok(clock.map(|clock| clock.to_le_bytes().to_vec()))
+        }
         _ => shard.push(request, memory).map(|()| None),
     }
 }

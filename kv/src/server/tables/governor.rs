@@ -8,8 +8,12 @@ use std::rc::Rc;
 use caravan_van::wire::Kind;
 use caravan_van::{Account, Draft, KeyRange, Lanes, Message, PeerId, Pool, Values};
 
+use serde::{Deserialize, Serialize};
+
 use super::{Client, Trouble};
-use crate::consistency::{Access, Blocker, Controller, Model, Parked, VectorClock, Verdict};
+use crate::consistency::{
+    Access, Blocker, Controller, Members, Model, Parked, VectorClock, Verdict,
+};
 use crate::filter::List;
 use crate::history::Recorder;
 use crate::op::{BITS, DISCLOSES, FINISHES, Op};
@@ -63,6 +67,13 @@ struct Announced {
     /// It has announced its requests for iterations below this one.
     disclosed: u64,
     leaves: bool,
+}
+
+/// What a new copy of a shard takes over of its model.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Standing {
+    members: Members,
+    bound: Option<u64>,
 }
 
 /// What becomes of a request.
@@ -160,6 +171,47 @@ impl Governor {
         turn(verdict)
     }
 
+    /// Decides on a request to a shard with copies, whose models count no requests.
+    ///
+    /// # Errors
+    /// As [`Governor::arrive`].
+    pub(super) fn judge(&mut self, access: &Access<'_>) -> Result<Turn, String> {
+        turn(self.controller.arrive(access))
+    }
+
+    /// Records a request to a shard with copies that was executed.
+    pub(super) fn record_executed(&mut self, access: &Access<'_>) {
+        self.history.as_mut().into_iter().for_each(|history| history.executed(access));
+    }
+
+    /// Whether what a request waits for is still there.
+    pub(super) fn is_blocked(&self, blocker: &Blocker) -> bool {
+        self.controller.is_blocked(blocker)
+    }
+
+    /// Whether a worker takes part.
+    pub(super) fn has(&self, worker: u32) -> bool {
+        self.controller.members().clock(worker).is_some()
+    }
+
+    /// What a new copy takes over.
+    pub(super) fn standing(&self) -> Standing {
+        let members = self.controller.members().clone();
+        Standing { members, bound: self.controller.bound() }
+    }
+
+    /// Takes over what another copy has told. No history of this one would be complete.
+    ///
+    /// # Errors
+    /// If its model has another kind of bound.
+    pub(super) fn take(&mut self, standing: Standing) -> Result<(), String> {
+        let Standing { members, bound } = standing;
+        *self.controller.members_mut() = members;
+        self.history = None;
+        let set = bound.map_or(Ok(()), |bound| self.controller.set_bound(bound));
+        set.map_err(|refusal| refusal.to_string())
+    }
+
     /// Whether an admitted request stands for those of its message that follow, which differ from
     /// it in keys and values alone: the model looks at no keys, and nobody records them.
     #[inline]
@@ -202,7 +254,7 @@ impl Governor {
     }
 
     /// The iteration up to which all pushes to `range` of the workers that take part were applied.
-    fn freshness(&self, range: KeyRange) -> u64 {
+    pub(super) fn freshness(&self, range: KeyRange) -> u64 {
         let members = self.controller.members();
         if !members.is_complete() {
             return 0;
@@ -332,38 +384,55 @@ impl Governor {
         op: Op,
     ) -> Result<(), Trouble> {
         let Client { peer, node } = client;
-        self.parked.rewind();
+        let answered = match op {
+            Op::Fresh => Some(self.freshness(message.range())),
+            _ => self.enter(op, node, message.clock(), message.values())?,
+        };
+        match answered.map(u64::to_le_bytes) {
+            None => lanes.answer(peer, message.timestamp())?,
+            Some(clock) => {
+                let values = Values::Copied(&clock);
+                post(lanes, peer, Draft { values, ..answer(Kind::Reply, message) })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Enters what a worker says with one of these operations; returns the clock that it is
+    /// answered with, if it is.
+    ///
+    /// # Errors
+    /// If it is invalid; nothing has changed then.
+    pub(super) fn enter(
+        &mut self,
+        op: Op,
+        worker: u32,
+        clock: u64,
+        values: &[u8],
+    ) -> Result<Option<u64>, String> {
         match op {
             Op::Join => {
-                let clock = self.controller.join(node, message.clock());
-                if let Some(history) = &mut self.history {
-                    history.joined(node, clock);
-                }
-                let clock = clock.to_le_bytes();
-                let values = Values::Copied(&clock);
-                return Ok(post(lanes, peer, Draft { values, ..answer(Kind::Reply, message) })?);
-            }
-            Op::Fresh => {
-                let fresh = self.freshness(message.range()).to_le_bytes();
-                let values = Values::Copied(&fresh);
-                return Ok(post(lanes, peer, Draft { values, ..answer(Kind::Reply, message) })?);
+                let clock = self.controller.join(worker, clock);
+                self.history.as_mut().into_iter().for_each(|it| it.joined(worker, clock));
+                self.parked.rewind();
+                return Ok(Some(clock));
             }
             Op::Bound => {
-                let bound = message.values().try_into().map(u64::from_le_bytes);
+                let bound = values.try_into().map(u64::from_le_bytes);
                 let bound = bound.map_err(|_| "a bound has 8 bytes".to_owned())?;
                 self.controller.set_bound(bound).map_err(|refusal| refusal.to_string())?;
-                if let Some(history) = &mut self.history {
-                    history.bounded(bound);
-                }
+                self.history.as_mut().into_iter().for_each(|it| it.bounded(bound));
+                self.parked.ask_again();
             }
             _ => {
                 let leaves = op == Op::Leave;
-                let clock = if leaves { u64::MAX } else { message.clock() };
-                let disclosed = message.values().try_into().map_or(0, u64::from_le_bytes);
-                self.announce(Announced { worker: node, clock, disclosed, leaves });
+                let clock = if leaves { u64::MAX } else { clock };
+                let disclosed = values.try_into().map_or(0, u64::from_le_bytes);
+                self.parked.rewind();
+                self.announce(Announced { worker, clock, disclosed, leaves });
             }
         }
-        Ok(lanes.answer(peer, message.timestamp())?)
+        Ok(None)
     }
 
     /// Enters that the worker of a push with this operation has finished iteration `clock`.

@@ -366,6 +366,8 @@ impl Tables {
         self.forget_in_chains(peer);
         self.owed.forget(peer);
         let Moves { gone, released, .. } = &mut self.moves;
+        // Its worker asks again on another lane, which proves who it is.
+        released.retain(|held| held.peer != peer);
         for gone in gone {
             gone.returns.retain(|held| held.peer != peer);
             gone.forget(peer, released);

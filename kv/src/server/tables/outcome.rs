@@ -20,6 +20,8 @@ pub(in crate::server) enum Step {
     Park(u64),
     /// The next record waits for this, by its table's model.
     Govern(Blocker),
+    /// Likewise, at the first copy of its shard; or for an earlier request of its worker.
+    Await(Option<Blocker>),
     /// The shard stores the next record's values, pushed to this key, without a copy.
     Adopt(u64),
     /// The next record drops its table.

@@ -100,6 +100,9 @@ impl Tables {
             }
             Some(op @ (Op::Join | Op::Clock | Op::Leave | Op::Bound | Op::Fresh)) => {
                 let entry = self.find(message.table(), message.range().begin())?;
+                if entry.chain.is_some() && entry.governor.is_some() {
+                    return self.serve_chained(lanes, client, message, None, op);
+                }
                 let Some(governor) = &mut entry.governor else {
                     let name = &entry.spec.name;
                     return Err(format!("table {name} has no consistency model").into());

@@ -25,6 +25,9 @@ use crate::view::View;
 /// Longest sleep while idle, and so the longest delay until a thread notices that it must stop.
 const NAP: Duration = Duration::from_millis(100);
 
+/// A thread that is never idle looks for news of the scheduler once in so many steps.
+const STEPS: u32 = 1 << 10;
+
 /// What one server thread serves, and whom.
 pub(super) struct ShardService {
     pub(super) endpoint: Endpoint,
@@ -34,7 +37,7 @@ pub(super) struct ShardService {
     keys: NamedKeys,
     /// Whether `release_held` runs.
     is_releasing: bool,
-    /// Brings what the scheduler says of lost servers.
+    /// Brings what the scheduler says of lost nodes.
     pub(super) views: Option<Receiver<View>>,
 }
 
@@ -68,16 +71,23 @@ impl ShardService {
     /// Only if the van itself is broken.
     #[inline(never)]
     pub(super) fn run(&mut self, stop: &AtomicBool) -> Result<()> {
+        let mut steps = 0;
         while !stop.load(Ordering::Relaxed) {
-            if !self.step()? && !self.hear() {
+            let is_busy = self.step()?;
+            steps += 1;
+            if is_busy && steps < STEPS {
+                continue;
+            }
+            steps = 0;
+            if !self.hear() && !is_busy {
                 self.endpoint.wait(if self.tables.is_moving() { RETRY } else { NAP })?;
             }
         }
         Ok(())
     }
 
-    /// Enters what the scheduler has said of lost servers; returns whether there was anything. A
-    /// thread that is too busy to look hears it from workers, before it can matter.
+    /// Enters what the scheduler has said of lost nodes; returns whether there was anything. Of
+    /// lost servers a busy thread hears from workers, before it can matter.
     fn hear(&mut self) -> bool {
         let view = self.views.as_ref().and_then(|views| views.try_recv().ok());
         view.is_some_and(|view| self.tables.join_view(&view))
@@ -419,6 +429,9 @@ impl ShardService {
                 self.release(table);
             }
             Step::Hold => self.tables.hold(Held { peer, message, list }),
+            Step::Await(blocker) => {
+                self.tables.await_model(Held { peer, message, list }, node, blocker);
+            }
         }
         None
     }

@@ -258,7 +258,7 @@ impl Worker {
         let whole = self.tracker.begin(kind)?;
         let mut shards = shards;
         let sent = shards.try_for_each(|shard| {
-            if kind == RequestKind::Command {
+            if matches!(kind, RequestKind::Command | RequestKind::Join) {
                 self.wait_for_command(table, shard)?;
             }
             let values = Values::Copied(body);

@@ -17,7 +17,7 @@ pub(super) struct Sender {
 
 /// What was applied of a worker.
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Applied {
+pub(super) struct Applied {
     /// The last timestamp.
     timestamp: u64,
     /// The last command's timestamp, and its answer; a worker has one command to a shard at a time.
@@ -53,13 +53,11 @@ impl Watermarks {
         self.memory.add(SENDER_BYTES).map_err(|error| error.to_string())
     }
 
-    /// Takes over those that another thread has written.
+    /// Takes over those of another thread.
     ///
     /// # Errors
-    /// If they are none, or there is no memory for them.
-    pub(super) fn take(&mut self, text: &[u8]) -> Result<(), String> {
-        let applied: Vec<(Sender, Applied)> =
-            serde_json::from_slice(text).map_err(|error| error.to_string())?;
+    /// If there is no memory for them.
+    pub(super) fn take(&mut self, applied: Vec<(Sender, Applied)>) -> Result<(), String> {
         let bytes = applied.iter().map(|(_, applied)| SENDER_BYTES + applied.answer.len()).sum();
         self.memory.set(bytes).map_err(|error| error.to_string())?;
         self.applied = applied.into_iter().collect();
@@ -115,9 +113,13 @@ impl Watermarks {
         applied.map(|applied| &applied.answer[..]).ok_or_else(|| gone.to_owned())
     }
 
-    /// All of them, as JSON.
-    pub(super) fn text(&self) -> Result<Vec<u8>, String> {
-        let applied: Vec<(&Sender, &Applied)> = self.applied.iter().collect();
-        serde_json::to_vec(&applied).map_err(|error| error.to_string())
+    /// All of them.
+    pub(super) fn all(&self) -> Vec<(Sender, Applied)> {
+        self.applied.iter().map(|(sender, applied)| (*sender, applied.clone())).collect()
+    }
+
+    /// Enters that something of a worker was applied that may be applied again when it comes again.
+    pub(super) fn note(&mut self, sender: Sender) {
+        self.applied.entry(sender).or_default();
     }
 }

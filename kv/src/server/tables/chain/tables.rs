@@ -1,21 +1,15 @@
-//! What the tables of a thread do for the chains of their shards: requests, what the thread before
-//! passes on, confirmations, and the look after chains between them.
+//! What the tables of a thread do for the chains of their shards beside their requests: copies that
+//! come, confirmations, and the look after chains between them.
 
 use caravan_van::wire::{Hello, Kind};
 use caravan_van::{Endpoint, KeyRange, Lanes, Message, PeerId};
 
-use super::{
-    Chain, ChainCounters, Chains, Copies, Follow, Head, Inputs, Lane, Link, Node, Posted, Reply,
-    Sender, Unconfirmed, apply,
-};
-use crate::consistency::Admission;
-use crate::filter::List;
+use super::{Chain, ChainCounters, Copies, Follow, Lane, Link, Node, Posted, Rest};
 use crate::node::{Role, is_client};
 use crate::op::{Asker, Op};
 use crate::server::answer::ReplyTo;
-use crate::server::shard::Request;
 use crate::server::tables::image::Incoming;
-use crate::server::tables::{Client, Entry, Held, Known, Step, Tables, Trouble};
+use crate::server::tables::{Entry, Held, Known, Step, Tables, Trouble};
 use crate::table::TableSpec;
 use crate::view::View;
 
@@ -81,89 +75,6 @@ impl Tables {
         }
     }
 
-    /// Serves the records of a message to a shard with copies.
-    pub(in crate::server::tables) fn serve_chained(
-        &mut self,
-        lanes: &mut Lanes,
-        client: Client,
-        message: &mut Message,
-        list: Option<&List>,
-        op: Op,
-    ) -> Result<Step, Trouble> {
-        let Tables { entries, chains, last, index, .. } = self;
-        let entry = &mut entries[*last];
-        entry.check_first(chains, *index)?;
-        let place = (entry.number, entry.range);
-        let incarnation = chains.nodes.get(&client.peer).map_or(0, |node| node.incarnation);
-        let sender = Sender { node: client.node, incarnation };
-        while !message.is_empty() {
-            let mut request = Request::of(message, op, client.node).with_record(message, list);
-            if list.is_none() && !request.lengths.is_empty() && entry.spec.width > 0 {
-                return Ok(Step::Expand);
-            }
-            entry.check_keys(request.keys)?;
-            let admission = entry.admit_chained(&request)?;
-            let Entry { chain: Some(chain), shard, spec, filters, .. } = &mut *entry else {
-                return Ok(Step::Done);
-            };
-            if chains.view.lost.contains(index) {
-                // Whoever asks this thread hears from its own watch that it is lost.
-                message.advance();
-                continue;
-            }
-            if chain.holds(chains, lanes, *index) {
-                return Ok(Step::Hold);
-            }
-            if let Admission::AfterClock(clock) = admission {
-                return Ok(Step::Park(clock));
-            }
-            let memory = lanes.memory().clone();
-            let decoded = match filters {
-                Some(filters) if op.pushes() => {
-                    filters.receive(spec, message, request.keys.len(), &memory)?
-                }
-                _ => None,
-            };
-            if let Some(decoded) = &decoded {
-                request.values = &decoded.values;
-                request.lengths = decoded.lengths.as_deref().unwrap_or(request.lengths);
-            }
-            let timestamp = message.timestamp();
-            let input = match op {
-                Op::Pull => None,
-                Op::Command => Some(Op::Command),
-                _ => Some(Op::Push),
-            };
-            let new = input.filter(|_| chain.applied.is_new(sender, timestamp));
-            let mark = (sender, timestamp);
-            let outcome = match new {
-                None if input.is_none() => Ok(()),
-                None => chain.applied.check(mark),
-                Some(new) => {
-                    let charged = chain.applied.charge(sender);
-                    let applied =
-                        charged.and_then(|()| apply(&mut **shard, new, &request, &memory));
-                    applied
-                        .map(|answer| chain.applied.enter(sender, timestamp, answer))
-                        .inspect_err(|_| {
-                            chain.applied.refuse(sender, timestamp, lanes.credits_max())
-                        })
-                }
-            };
-            let effect = if outcome.is_ok() { new } else { new.map(|_| Op::Refused) };
-            chains.counters.repeated += u64::from(input.is_some() && new.is_none());
-            let to = ReplyTo { peer: client.peer, table: place.0, timestamp };
-            let answer =
-                outcome.and_then(|()| chain.answer_to(&mut **shard, &memory, mark, &request));
-            // It goes on in any case: all copies have applied it, or none.
-            let reply = Some(Reply { to, answer });
-            let inputs = Inputs::of(effect, sender, timestamp, &request);
-            chains.pass_on(lanes, chain, *index, place, Unconfirmed { number: 0, inputs, reply });
-            message.advance();
-        }
-        Ok(Step::Done)
-    }
-
     /// Serves a request of the thread before this one in a chain.
     pub(in crate::server::tables) fn serve_follower(
         &mut self,
@@ -191,7 +102,12 @@ impl Tables {
                     entry.take(message, lanes.memory())?;
                 } else if let Some(chain) = &mut entry.chain {
                     Incoming::check(entry.image.as_deref())?;
-                    chain.applied.take(message.values())?;
+                    let rest = serde_json::from_slice(message.values());
+                    let Rest { applied, model } = rest.map_err(|error| error.to_string())?;
+                    chain.applied.take(applied)?;
+                    if let (Some(governor), Some(model)) = (&mut entry.governor, model) {
+                        governor.take(model)?;
+                    }
                     chain.is_whole = true;
                     chain.comes_from = None;
                     chains.is_due = true;
@@ -225,78 +141,12 @@ impl Tables {
         Ok(false)
     }
 
-    fn check_lost(&mut self, from: usize) -> Result<(), Trouble> {
+    pub(super) fn check_lost(&mut self, from: usize) -> Result<(), Trouble> {
         if !self.chains.view.lost.contains(&from) {
             return Ok(());
         }
         self.chains.counters.refused += 1;
         Err(Trouble::Lost)
-    }
-
-    /// Applies what the thread before this one has applied, and passes it on.
-    fn serve_replicate(
-        &mut self,
-        lanes: &mut Lanes,
-        peer: PeerId,
-        message: &mut Message,
-    ) -> Result<Step, Trouble> {
-        let read = Head::read(message.values());
-        let read = read.and_then(|(head, values)| Some((head, head.op()?, head.sender()?, values)));
-        let Some((head, op, sender, values)) = read else {
-            return Err("its head is cut off, or it is no input".to_owned().into());
-        };
-        self.check_lost(head.from as usize)?;
-        self.seek(message.table(), message.range().begin())?;
-        let Tables { entries, chains, last, index, .. } = self;
-        let entry = &mut entries[*last];
-        let (keys, lengths) = (message.keys(), message.lengths());
-        entry.check_keys(keys)?;
-        let place = (entry.number, entry.range);
-        let Entry { chain: Some(chain), shard, image, .. } = entry else {
-            return Err("this shard has no copies".to_owned().into());
-        };
-        if !chain.is_whole && (chain.comes_from != Some(peer) || image.is_some()) {
-            return Err("no copy comes from there".to_owned().into());
-        }
-        if chain.is_whole && chain.holds(chains, lanes, *index) {
-            return Ok(Step::Hold);
-        }
-        let request = Request { keys, lengths, values, ..Request::of(message, op, sender.node) };
-        let timestamp = message.timestamp();
-        let does = op != Op::Pull;
-        let is_new = does && (!chain.is_whole || chain.applied.is_new(sender, head.timestamp));
-        let mut answer = None;
-        if is_new && op != Op::Refused {
-            let charged = if chain.is_whole { chain.applied.charge(sender) } else { Ok(()) };
-            match charged.and_then(|()| apply(&mut **shard, op, &request, lanes.memory())) {
-                Ok(applied) => answer = applied,
-                Err(reason) => {
-                    chain.is_whole = false; // it is one no longer
-                    return Err(reason.into());
-                }
-            }
-        }
-        if !chain.is_whole {
-            lanes.answer(peer, timestamp)?;
-        } else {
-            match op {
-                Op::Refused if is_new => {
-                    chain.applied.refuse(sender, head.timestamp, lanes.credits_max());
-                }
-                _ if is_new => chain.applied.enter(sender, head.timestamp, answer),
-                _ => {}
-            }
-            chains.counters.repeated += u64::from(does && !is_new);
-            let to = ReplyTo { peer, table: place.0, timestamp };
-            let item = Unconfirmed {
-                number: 0,
-                inputs: Inputs::of(is_new.then_some(op), sender, head.timestamp, &request),
-                reply: Some(Reply { to, answer: Ok(None) }),
-            };
-            chains.pass_on(lanes, chain, *index, place, item);
-        }
-        message.advance();
-        Ok(Step::Done)
     }
 
     /// Enters answers of a thread that follows; returns false if `peer` is not one.
@@ -331,7 +181,9 @@ impl Tables {
     ) {
         let Some(at) = self.position(posted.table, posted.begin) else { return };
         let Tables { entries, chains, index, .. } = self;
-        let Entry { range, chain: Some(chain), shard, .. } = &mut entries[at] else { return };
+        let Entry { range, chain: Some(chain), shard, governor, .. } = &mut entries[at] else {
+            return;
+        };
         if chain.next != Some(server) {
             return;
         }
@@ -348,7 +200,8 @@ impl Tables {
         match (posted.op, &mut chain.link) {
             (Op::Follow, link @ Link::Asked) if message.values() == [1] => *link = Link::Follows,
             (Op::Follow, Link::Asked) => {
-                match chain.begin_copy(&**shard, range.begin(), lanes.memory()) {
+                let governor = governor.as_deref();
+                match chain.begin_copy(&**shard, governor, range.begin(), lanes.memory()) {
                     Ok(()) => chain.answer_all(lanes, &mut chains.broken),
                     Err(reason) => {
                         tracing::warn!(server, reason, "a shard cannot be copied");
@@ -383,6 +236,7 @@ impl Tables {
         if self.chains.view.lost.contains(&self.index) {
             return false;
         }
+        is_busy |= self.advance_models(&mut endpoint.lanes);
         let Tables { entries, chains, index, known, moves, .. } = self;
         for entry in entries {
             let (number, range) = (entry.number, entry.range);
@@ -411,13 +265,11 @@ impl Tables {
                 while way.lane.peer.is_some_and(|peer| way.lanes.credits(peer) >= behind.max(1)) {
                     let piece_bytes = moves.piece_bytes;
                     let copies = matches!(chain.link, Link::Copies { .. });
-                    match chain.advance(
-                        &mut way,
-                        &mut *entry.shard,
-                        text,
-                        piece_bytes,
-                        &mut counters,
-                    ) {
+                    let shard = &mut *entry.shard;
+                    let governor = entry.governor.as_deref();
+                    let advanced =
+                        chain.advance(&mut way, shard, governor, text, piece_bytes, &mut counters);
+                    match advanced {
                         Ok(true) if copies => {
                             is_busy = true; // other work comes first
                             break;
@@ -518,6 +370,7 @@ impl Tables {
         let of = self.entries.iter_mut().filter(|entry| entry.number == table);
         let items = of.filter_map(|entry| entry.chain.as_mut()).flat_map(|chain| {
             self.moves.released.append(&mut chain.held);
+            self.moves.released.extend(chain.awaiting.drain(..).map(|awaiting| awaiting.held));
             chain.unconfirmed.drain(..)
         });
         let unconfirmed = items.filter_map(|item| item.reply).map(|reply| reply.to);
@@ -550,43 +403,5 @@ impl Tables {
         self.last = 0;
         self.numbers.note(number);
         Ok(&self.known.entry(number).or_insert(wanted).spec)
-    }
-}
-
-impl Entry {
-    /// When a request to a shard with copies is executed.
-    ///
-    /// # Errors
-    /// If inputs would have to wait: what comes again is known by the order of inputs.
-    fn admit_chained(&self, request: &Request<'_>) -> Result<Admission, String> {
-        let admission = self.shard.admit(request);
-        let is_input = request.pushes || !request.pulls;
-        match admission {
-            Admission::Kept => self.check_keeps().map(|()| admission),
-            Admission::AfterClock(_) if is_input => Err(format!(
-                "table {} has replicas, so its handle lets nothing but pulls wait",
-                self.spec.name
-            )),
-            _ => Ok(admission),
-        }
-    }
-
-    /// Checks that thread `index` is the one to serve requests to this shard.
-    fn check_first(&self, chains: &Chains, index: usize) -> Result<(), Trouble> {
-        let Some(chain) = &self.chain else { return Ok(()) };
-        let (begin, last) = (self.range.begin(), self.range.last());
-        let name = &self.spec.name;
-        if !chain.is_whole {
-            return Err(
-                format!("all copies of keys {begin} to {last} of table {name} are lost").into()
-            );
-        }
-        match chains.view.chain(chain.first, chain.replicas).next() {
-            Some(first) if first != index && !chains.view.lost.contains(&index) => Err(format!(
-                "keys {begin} to {last} of table {name} are served by server thread {first}"
-            )
-            .into()),
-            _ => Ok(()),
-        }
     }
 }

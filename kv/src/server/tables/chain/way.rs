@@ -8,7 +8,8 @@ use caravan_van::{Draft, KeyRange, Lanes, PeerId, Values};
 
 use super::Inputs;
 use super::marks::Sender;
-use crate::op::Op;
+use super::models::tells_clock;
+use crate::op::{BITS, DISCLOSES, FINISHES, Op};
 
 /// A lane to a thread that follows.
 #[derive(Default)]
@@ -67,7 +68,7 @@ impl Way<'_> {
     pub(super) fn replicate(&mut self, inputs: &Inputs) -> Option<u64> {
         let head = Head {
             from: self.index as u64,
-            op: inputs.op as u64,
+            op: u64::from(inputs.op as u8 | inputs.ends),
             node: inputs.sender.node.into(),
             incarnation: inputs.sender.incarnation,
             timestamp: inputs.timestamp,
@@ -90,7 +91,7 @@ impl Way<'_> {
 pub(super) struct Head {
     /// The thread that passes it on.
     pub(super) from: u64,
-    /// That of [`Inputs`].
+    /// That of [`Inputs`], with the bits of a push that ends an iteration.
     pub(super) op: u64,
     pub(super) node: u64,
     pub(super) incarnation: u64,
@@ -115,9 +116,12 @@ impl Head {
         Some((Head { from, op, node, incarnation, timestamp }, values))
     }
 
-    pub(super) fn op(self) -> Option<Op> {
-        let op = Op::from_raw(self.op.try_into().ok()?);
-        op.filter(|op| matches!(op, Op::Push | Op::Pull | Op::Command | Op::Refused))
+    /// The operation, and the bits of the end of an iteration.
+    pub(super) fn op(self) -> Option<(Op, u8)> {
+        let raw = u8::try_from(self.op).ok()?;
+        let op = Op::from_raw(raw & !BITS)?;
+        let is_input = matches!(op, Op::Push | Op::Pull | Op::Command | Op::Refused);
+        (is_input || tells_clock(op)).then_some((op, raw & (FINISHES | DISCLOSES)))
     }
 
     pub(super) fn sender(self) -> Option<Sender> {

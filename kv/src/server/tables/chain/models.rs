@@ -1,0 +1,162 @@
+//! Consistency models of shards with copies.
+//!
+//! The first thread of a chain asks the model about each request, and requests wait there alone.
+//! One that waited is an input from its turn on: copies apply it without asking. What workers say
+//! of their clocks are inputs as well, so that whoever serves next knows how far each has come. A
+//! worker's inputs keep their order, since what comes again is known by it; so an input waits
+//! behind those of its worker that wait.
+//!
+//! A broken lane is no leave: its worker makes it again. The scheduler tells servers which workers
+//! are lost, and the first thread of each chain then lets them leave.
+//!
+//! Path: codec > thread > **tables** > shard > store > answer.
+
+use std::collections::VecDeque;
+
+use caravan_van::Lanes;
+
+use super::marks::Sender;
+use super::{Chain, Chains, Inputs, Unconfirmed};
+use crate::consistency::{Access, Blocker};
+use crate::op::{BITS, Op};
+use crate::server::shard::Request;
+use crate::server::tables::governor::Turn;
+use crate::server::tables::{Entry, Governor, Held, Tables};
+
+/// Stands for the incarnation of a worker in what the scheduler says of it.
+const SCHEDULER: u64 = u64::MAX;
+
+/// A request that waits for its table's model.
+pub(super) struct Awaiting {
+    pub(super) held: Held,
+    /// `None` if an earlier input of its worker waits.
+    blocker: Option<Blocker>,
+    sender: Sender,
+    /// Whether it has to keep its place among its worker's.
+    is_input: bool,
+}
+
+/// Whether a worker says something of its clock by this, which all copies hear.
+pub(super) fn tells_clock(op: Op) -> bool {
+    matches!(op, Op::Join | Op::Clock | Op::Leave | Op::Bound)
+}
+
+/// Whether an input keeps its place among its worker's, and is not applied again. A bound may be:
+/// it may be what an earlier request of its worker waits for.
+pub(super) fn keeps_order(op: Op) -> bool {
+    op != Op::Bound
+}
+
+/// A request as its table's model sees it.
+pub(super) fn access<'a>(request: &Request<'a>) -> Access<'a> {
+    let Request { sender: worker, clock, keys, pushes: writes, pulls: reads, .. } = *request;
+    Access { worker, clock, reads, writes, keys }
+}
+
+impl Chain {
+    /// Whether an earlier input of this worker waits for the model.
+    pub(super) fn awaits_earlier(&self, sender: Sender, timestamp: u64) -> bool {
+        let is_earlier = |it: &Awaiting| it.is_before(sender, timestamp);
+        self.awaiting.iter().any(is_earlier)
+    }
+
+    /// Lets those requests go that need not wait for the model any longer; returns whether there
+    /// were any.
+    fn release_awaiting(&mut self, governor: &Governor, released: &mut VecDeque<Held>) -> bool {
+        let before = self.awaiting.len();
+        for awaiting in std::mem::take(&mut self.awaiting) {
+            let Awaiting { blocker, sender, ref held, .. } = awaiting;
+            let is_behind =
+                awaiting.is_input && self.awaits_earlier(sender, held.message.timestamp());
+            match is_behind || blocker.is_some_and(|it| governor.is_blocked(&it)) {
+                true => self.awaiting.push(awaiting),
+                false => released.push_back(awaiting.held),
+            }
+        }
+        self.awaiting.len() < before
+    }
+
+    /// Has all requests that wait for the model asked about again.
+    pub(super) fn ask_again(&mut self) {
+        self.awaiting.iter_mut().for_each(|it| it.blocker = None);
+    }
+}
+
+impl Awaiting {
+    fn is_before(&self, sender: Sender, timestamp: u64) -> bool {
+        self.is_input && self.sender == sender && self.held.message.timestamp() < timestamp
+    }
+}
+
+impl Entry {
+    /// What the table's model says of a request, which is an input or not.
+    pub(super) fn judge(&mut self, is_input: bool, request: &Request<'_>) -> Result<Turn, String> {
+        let access = Access { writes: request.pushes && is_input, ..access(request) };
+        match &mut self.governor {
+            Some(governor) if access.reads || access.writes => governor.judge(&access),
+            _ => Ok(Turn::Now),
+        }
+    }
+}
+
+impl Tables {
+    /// Keeps a request to a shard with copies until its table's model lets it go on.
+    pub(in crate::server) fn await_model(
+        &mut self,
+        held: Held,
+        node: u32,
+        blocker: Option<Blocker>,
+    ) {
+        let (table, key) = (held.message.table(), held.message.range().begin());
+        let incarnation = self.chains.nodes.get(&held.peer).map_or(0, |node| node.incarnation);
+        let sender = Sender { node, incarnation };
+        let op = Op::from_raw(held.message.op() & !BITS);
+        let is_input = !matches!(op, Some(Op::Pull | Op::Fresh));
+        self.chains.counters.awaited += 1;
+        let at = self.position(table, key);
+        match at.and_then(|at| self.entries[at].chain.as_mut()) {
+            Some(chain) => chain.awaiting.push(Awaiting { held, blocker, sender, is_input }),
+            None => self.moves.released.push_back(held),
+        }
+    }
+
+    /// Lets lost workers leave the tables that this thread serves first, and requests go on that
+    /// waited for a model; returns whether there were any.
+    pub(super) fn advance_models(&mut self, lanes: &mut Lanes) -> bool {
+        let Tables { entries, chains, index, moves, .. } = self;
+        let mut is_busy = false;
+        for entry in entries {
+            let place = (entry.number, entry.range);
+            let Entry { chain: Some(chain), governor: Some(governor), .. } = entry else {
+                continue;
+            };
+            if !chain.is_whole || !chain.is_first(chains, *index) {
+                continue;
+            }
+            let lost = chains.view.workers.iter().filter(|worker| governor.has(**worker));
+            for worker in lost.copied().collect::<Vec<_>>() {
+                if chain.holds(chains, lanes, *index) {
+                    chains.is_due = true;
+                    break;
+                }
+                tracing::info!(worker, "a lost worker leaves a table");
+                // Nothing is wrong with a leave.
+                let _ = governor.enter(Op::Leave, worker, 0, &[]);
+                let sender = Sender { node: worker, incarnation: SCHEDULER };
+                chain.applied.note(sender);
+                let inputs = Inputs::leave(sender);
+                let item = Unconfirmed { number: 0, inputs, reply: None };
+                chains.pass_on(lanes, chain, *index, place, item);
+            }
+            is_busy |= chain.release_awaiting(governor, &mut moves.released);
+        }
+        is_busy
+    }
+}
+
+impl Chain {
+    /// Whether thread `index` serves the shard's requests.
+    fn is_first(&self, chains: &Chains, index: usize) -> bool {
+        chains.view.chain(self.first, self.replicas).next() == Some(index)
+    }
+}

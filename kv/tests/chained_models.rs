@@ -1,0 +1,494 @@
+//! Goal: a table with a consistency model and replicas keeps both promises whatever dies, stops or
+//! is cut off: no acknowledged push is lost or applied twice, and no read is older than its model
+//! allows. Method: the real worker and server code on the simulated van. Workers count their
+//! iterations, so that a read tells what it has seen; the history of every copy is checked. A
+//! failure prints its seed; `CARAVAN_SEED=<seed> cargo test` replays it.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+#[path = "support/simulated.rs"]
+mod cluster;
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use caravan_kv::consistency::Model;
+use caravan_kv::server::{ChainCounters, Copies};
+use caravan_kv::{
+    App, Apps, Cluster, ClusterConfig, Error, Handles, Launch, NodeConfig, Placement,
+    ServerAddress, ServerThread, Table, TableSpec, Target, ValueType, Worker, WorkerNode, history,
+};
+use caravan_van::KeyRange;
+use caravan_van::sim::{Faults, Network, for_each_seed};
+use cluster::{Draws, connect, server_endpoint};
+use serde_json::{Value, json};
+
+/// Most workers of a run; each has a key of its own, and all push to the others.
+const WORKERS: u64 = 4;
+const KEYS: u64 = 12;
+
+/// Iterations of a worker, at least and at most; between them it waits for faults to come.
+const ITERATIONS: [u64; 2] = [12, 400];
+
+/// What all nodes of a run share besides the network.
+#[derive(Clone, Default)]
+struct Run {
+    /// The servers that count as lost.
+    lost: Arc<AtomicU64>,
+    joined: Arc<AtomicU64>,
+    /// Workers that have pushed everything.
+    done: Arc<AtomicU64>,
+    /// Whether all faults have come.
+    is_calm: Arc<AtomicBool>,
+    /// By worker, the iterations that it has made when it leaves, else 0.
+    left: Arc<[AtomicU64; WORKERS as usize]>,
+    /// The largest bound that the model has had.
+    bound: Arc<AtomicU64>,
+    copies: Arc<Mutex<BTreeMap<u64, Copies>>>,
+    counters: Arc<Mutex<ChainCounters>>,
+    histories: Arc<Mutex<Vec<Written>>>,
+}
+
+#[derive(Clone, Default)]
+struct Written(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Written {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Run {
+    fn connect(&self, network: &Network, node: u32, servers: &[ServerAddress]) -> Worker {
+        let mut worker = connect(network, node, servers);
+        let lost = self.lost.clone();
+        let watch = move || {
+            let lost = lost.load(Ordering::Relaxed);
+            Ok((0..64).filter(|server| lost & 1 << server != 0).collect())
+        };
+        worker.watch_servers(watch, Duration::from_micros(300));
+        worker
+    }
+
+    /// Whether all servers that are not lost know of `lost` others, and all copies are whole.
+    fn is_full(&self, lost: usize) -> bool {
+        let gone = self.lost.load(Ordering::Relaxed);
+        let copies = self.copies.lock().unwrap();
+        let mut living = copies.iter().filter(|(server, _)| gone & 1 << **server == 0);
+        living.all(|(_, it)| it.lost >= lost && it.missing + it.coming == 0)
+    }
+
+    fn start(&self, network: &Network, count: usize) -> (Vec<ServerAddress>, Arc<AtomicBool>) {
+        let stop = Arc::new(AtomicBool::new(false));
+        for index in 0..count {
+            let (stop, run) = (stop.clone(), self.clone());
+            network.spawn(&format!("server {index}"), move |network| {
+                let endpoint = server_endpoint(network, index as u32);
+                let server = ServerThread::new(endpoint, index, count, Handles::default());
+                let histories = run.histories.clone();
+                let mut server = server.move_by(100).record_histories(move |_, _| {
+                    let written = Written::default();
+                    histories.lock().unwrap().push(written.clone());
+                    Ok(Box::new(written))
+                });
+                while !stop.load(Ordering::Relaxed) {
+                    let is_busy = server.step().unwrap();
+                    run.copies.lock().unwrap().insert(index as u64, server.copies());
+                    if !is_busy {
+                        network.sleep(Duration::from_micros(100));
+                    }
+                }
+                *run.counters.lock().unwrap() += server.chains();
+            });
+            network.sleep(Duration::from_micros(1)); // keeps addresses in order
+        }
+        let at = |index| ServerAddress {
+            name: format!("server {index}"),
+            address: format!("sim:{index}"),
+        };
+        ((0..count).map(at).collect(), stop)
+    }
+
+    /// Checks the history of each copy; returns the numbers of their reads and writes.
+    fn check_histories(&self, what: &str) -> [u64; 2] {
+        let histories = self.histories.lock().unwrap();
+        let texts: Vec<Vec<u8>> = histories.iter().map(|it| it.0.lock().unwrap().clone()).collect();
+        let checked = history::check(texts.len(), |file| Ok(&texts[file][..]));
+        let summary = checked.unwrap_or_else(|trouble| panic!("{what}: {trouble}"));
+        [summary.reads, summary.writes]
+    }
+}
+
+fn counters(model: Model, workers: u64, replicas: u32) -> TableSpec {
+    let spec = TableSpec::new(1, "counters", ValueType::I64, 1);
+    let spec = spec.keys(KeyRange::new(0, KEYS).unwrap()).placement(Placement::Even(3));
+    spec.consistency(model, workers as u32).replicas(replicas)
+}
+
+/// The key of a worker: those of two are in different shards.
+fn key(rank: u64) -> u64 {
+    rank * (KEYS / WORKERS)
+}
+
+fn pull(worker: &mut Worker, table: Table) -> Vec<i64> {
+    let keys: Vec<u64> = (0..KEYS).collect();
+    let pulled = worker.pull(table, &keys).unwrap();
+    worker.wait(pulled).unwrap().values::<i64>().to_vec()
+}
+
+/// The bound of a model's reads.
+fn bound_of(model: Model) -> u64 {
+    match model {
+        Model::Ssp { staleness } => staleness,
+        Model::BoundedDelay { delay } => delay,
+        _ => u64::MAX / 2,
+    }
+}
+
+/// Counts iterations until all faults have come; returns what was pushed to each key.
+fn work(
+    network: &Network,
+    worker: &mut Worker,
+    run: &Run,
+    spec: &TableSpec,
+    [seed, rank, workers]: [u64; 3],
+) -> Vec<i64> {
+    let mut draws = Draws(seed << 8 | rank);
+    let table = worker.create_table(spec).unwrap();
+    assert_eq!(worker.join(table).unwrap(), 1);
+    run.joined.fetch_add(1, Ordering::Relaxed);
+    let mut pushed = vec![0; KEYS as usize];
+    let mut seen = vec![0; KEYS as usize];
+    let mut waiting = Vec::new();
+    let mut clock = 1;
+    while clock <= ITERATIONS[0] || !run.is_calm.load(Ordering::Relaxed) {
+        assert!(clock < ITERATIONS[1], "seed {seed}: faults do not end");
+        network.sleep(Duration::from_micros(draws.below(500)));
+        let now = pull(worker, table);
+        let bound = run.bound.load(Ordering::Relaxed);
+        for of in 0..workers {
+            let count = now[key(of) as usize] as u64;
+            let left = run.left[of as usize].load(Ordering::Relaxed);
+            let done = if left > 0 { left } else { u64::MAX };
+            let least = if of == rank { clock - 1 } else { (clock - 1).saturating_sub(bound) };
+            assert!(
+                count >= least.min(done) && (of != rank || count == clock - 1),
+                "seed {seed}: in iteration {clock}, worker {rank} sees {count} of worker {of}"
+            );
+        }
+        let grows = now.iter().zip(&seen).all(|(now, before)| now >= before);
+        assert!(grows, "seed {seed}, worker {rank}: {seen:?}, then {now:?}");
+        seen = now;
+        for _ in 0..draws.below(3) {
+            let shared = draws.below(WORKERS) * (KEYS / WORKERS) + 1 + draws.below(2);
+            let value = 1 + draws.below(9) as i64;
+            pushed[shared as usize] += value;
+            waiting.push(worker.push(table, &[shared], &[value]).unwrap());
+        }
+        pushed[key(rank) as usize] += 1;
+        let own = [key(rank)];
+        match draws.below(3) {
+            0 => waiting.push(worker.push_last(table, &own, &[1_i64]).unwrap()),
+            1 => {
+                waiting.push(worker.push(table, &own, &[1_i64]).unwrap());
+                waiting.push(worker.advance(table).unwrap());
+            }
+            _ => {
+                waiting.push(worker.push_pull(table, &own, &[1_i64]).unwrap());
+                waiting.push(worker.advance(table).unwrap());
+            }
+        }
+        if seed % 3 == 0 && rank == 0 && clock % 4 == 2 && spec_has_bound(spec) {
+            let bound = bound_of(spec.consistency.unwrap().model) + clock % 3;
+            run.bound.fetch_max(bound, Ordering::Relaxed);
+            worker.set_bound(table, bound).unwrap();
+        }
+        while waiting.len() > draws.below(8) as usize {
+            let next = draws.below(waiting.len() as u64) as usize;
+            worker.wait(waiting.swap_remove(next)).unwrap();
+        }
+        clock += 1;
+    }
+    run.left[rank as usize].store(clock - 1, Ordering::Relaxed);
+    waiting.push(worker.leave(table).unwrap());
+    waiting.into_iter().for_each(|it| drop(worker.wait(it).unwrap()));
+    pushed
+}
+
+fn spec_has_bound(spec: &TableSpec) -> bool {
+    spec.consistency.is_some_and(|it| it.model != Model::Asp)
+}
+
+/// A fault that a run can have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Fault {
+    Nothing,
+    /// Servers die, as many as there are copies.
+    Crash,
+    /// Servers die, each when the copies of those before were made good, until one is left.
+    Again,
+    /// A server stops and wakes when it counts as lost.
+    Pause,
+    /// The lane of a worker to a server breaks.
+    CutWorker,
+    /// The lane between two servers breaks.
+    CutServers,
+}
+
+const FAULTS: [Fault; 6] =
+    [Fault::Nothing, Fault::Crash, Fault::Again, Fault::Pause, Fault::CutWorker, Fault::CutServers];
+
+/// Brings faults about.
+fn act(network: &Network, run: &Run, fault: Fault, sizes: [u64; 3], draws: &mut Draws) {
+    let [servers, workers, replicas] = sizes;
+    let mut lost = Vec::new();
+    let times = match fault {
+        Fault::Crash | Fault::Pause => replicas,
+        Fault::Again => servers - 1,
+        Fault::Nothing | Fault::CutWorker | Fault::CutServers => 4,
+    };
+    for _ in 0..times {
+        network.sleep(Duration::from_micros(draws.below(6000)));
+        let mut server = draws.below(servers);
+        while lost.contains(&server) {
+            server = (server + 1) % servers;
+        }
+        if fault == Fault::Again {
+            let is_full = (0..4000).any(|_| {
+                network.sleep(Duration::from_micros(50));
+                run.is_full(lost.len())
+            });
+            assert!(is_full, "a copy is missing");
+        }
+        let name = format!("server {server}");
+        let broken = Duration::from_millis(5 + draws.below(10));
+        let detected = Duration::from_micros(500 + draws.below(8000));
+        match fault {
+            Fault::Nothing => continue,
+            Fault::CutWorker => {
+                network.cut(&format!("worker {}", draws.below(workers)), &name, broken);
+                continue;
+            }
+            Fault::CutServers => {
+                network.cut(&format!("server {}", (server + 1) % servers), &name, broken);
+                continue;
+            }
+            Fault::Crash | Fault::Again => network.crash(&name),
+            Fault::Pause => {
+                network.freeze(&name, detected + Duration::from_micros(draws.below(6000)));
+            }
+        }
+        lost.push(server);
+        network.sleep(detected);
+        run.lost.fetch_or(1 << server, Ordering::Relaxed);
+    }
+    run.is_calm.store(true, Ordering::Relaxed);
+}
+
+fn model(seed: u64) -> Model {
+    match seed / 6 % 5 {
+        0 => Model::Asp,
+        1 => Model::Ssp { staleness: 0 },
+        2 => Model::Ssp { staleness: 2 },
+        3 => Model::BoundedDelay { delay: 0 },
+        _ => Model::BoundedDelay { delay: 2 },
+    }
+}
+
+/// One run; returns its fault, what its servers have counted, and the reads in their histories.
+fn run(seed: u64) -> (Fault, ChainCounters, u64) {
+    let fault = FAULTS[(seed % 6) as usize];
+    let model = model(seed);
+    let detection = Duration::from_millis(4);
+    let network = Network::new(seed, Faults { detection, ..Faults::jittery() });
+    let mut draws = Draws(seed);
+    let (servers, workers) = (3 + draws.below(2), 2 + draws.below(WORKERS - 1));
+    let replicas = 1 + draws.below(2) as u32;
+    let spec = counters(model, workers, replicas);
+    let all = Run::default();
+    all.bound.store(bound_of(model), Ordering::Relaxed);
+    let (addresses, stop) = all.start(&network, servers as usize);
+    let nodes: Vec<_> = (0..workers)
+        .map(|rank| {
+            let (addresses, all, spec) = (addresses.clone(), all.clone(), spec.clone());
+            network.spawn(&format!("worker {rank}"), move |network| {
+                let mut worker = all.connect(network, 100 + rank as u32, &addresses);
+                let pushed = work(network, &mut worker, &all, &spec, [seed, rank, workers]);
+                all.done.fetch_add(1, Ordering::Relaxed);
+                while all.done.load(Ordering::Relaxed) < workers {
+                    network.sleep(Duration::from_micros(500));
+                }
+                let table = worker.create_table(&spec).unwrap();
+                (pushed, pull(&mut worker, table), worker.freshness(table).unwrap())
+            })
+        })
+        .collect();
+    let run = all.clone();
+    let fate = network.spawn("fate", move |network| {
+        while run.joined.load(Ordering::Relaxed) < workers {
+            network.sleep(Duration::from_micros(100));
+        }
+        act(network, &run, fault, [servers, workers, u64::from(replicas)], &mut draws);
+    });
+    fate.join().unwrap_or_else(|stopped| panic!("seed {seed}, {fault:?}: {stopped}"));
+    let joined = nodes.into_iter().map(|node| node.join());
+    let joined: Vec<_> =
+        joined.map(|it| it.unwrap_or_else(|stopped| panic!("seed {seed}: {stopped}"))).collect();
+    let mut sums = vec![0; KEYS as usize];
+    for (pushed, ..) in &joined {
+        sums.iter_mut().zip(pushed).for_each(|(sum, pushed)| *sum += pushed);
+    }
+    for (_, found, fresh) in joined {
+        assert_eq!(found, sums, "seed {seed}, {fault:?}, {model}");
+        assert_eq!(fresh, u64::MAX - 1, "seed {seed}, {fault:?}, {model}: all workers have left");
+    }
+    stop.store(true, Ordering::Relaxed);
+    network.sleep(Duration::from_millis(2));
+    let [reads, writes] = all.check_histories(&format!("seed {seed}, {fault:?}, {model}"));
+    assert!(reads > 0 && writes > 0);
+    let counters = *all.counters.lock().unwrap();
+    (fault, counters, reads)
+}
+
+/// Runs these seeds, and prints what happened in them.
+fn both_promises_are_kept(seeds: u64) {
+    let mut totals: BTreeMap<(String, Fault), [u64; 6]> = BTreeMap::new();
+    for_each_seed(seeds, |seed| {
+        let (fault, counters, reads) = run(seed);
+        let ChainCounters { passed_again, repeated, awaited, copied, .. } = counters;
+        let total = totals.entry((model(seed).to_string(), fault)).or_default();
+        let of = [1, passed_again, repeated, awaited, copied, reads];
+        total.iter_mut().zip(of).for_each(|(total, it)| *total += it);
+    });
+    println!("model, fault: runs, passed on again, repeated, waited for the model, copies, reads");
+    totals.iter().for_each(|((model, fault), total)| println!("{model}, {fault:?}: {total:?}"));
+    if std::env::var("CARAVAN_SEED").is_ok() {
+        return;
+    }
+    let sum = |of: usize| totals.values().map(|total| total[of]).sum::<u64>();
+    assert!((1..6).all(|of| sum(of) > 0), "something was never tried");
+}
+
+#[test]
+fn nothing_is_lost_and_no_read_is_too_old() {
+    both_promises_are_kept(60);
+}
+
+#[test]
+#[ignore = "thousands of runs: an hour's work of ci/soak"]
+fn nothing_is_lost_and_no_read_is_too_old_in_any_of_many_runs() {
+    both_promises_are_kept(6000);
+}
+
+/// Models whose state is more than clocks are refused, with what they would need.
+#[test]
+fn other_models_have_no_replicas() {
+    let network = Network::new(1, Faults::none());
+    let (addresses, stop) = Run::default().start(&network, 2);
+    let driver = network.spawn("driver", move |network| {
+        let mut worker = connect(network, 100, &addresses);
+        let mut refusal = |spec: &TableSpec| match worker.create_table(spec) {
+            Err(Error::Config(reason)) => reason,
+            other => panic!("{other:?}"),
+        };
+        let why = refusal(&counters(Model::Bsp, 1, 1));
+        assert!(why.contains("BSP has no replicas yet: it holds pushes"), "{why}");
+        let sparse = Model::SparseSsp { staleness: 1, speculation: 1 };
+        for model in [sparse, Model::DataCentric { delay: Some(0), chunk_keys: 1 }] {
+            let why = refusal(&counters(model, 1, 1));
+            assert!(why.contains("has no replicas yet: it counts reads"), "{why}");
+        }
+        let why = refusal(&counters(Model::Asp, 1, 1).once());
+        assert!(why.contains("knows repeats by itself"), "{why}");
+    });
+    driver.join().unwrap_or_else(|stopped| panic!("{stopped}"));
+    stop.store(true, Ordering::Relaxed);
+}
+
+/// Counts to 30, and checks what it reads.
+struct Counts;
+
+impl Counts {
+    fn run(node: &mut WorkerNode, body: &Value) -> Result<u64, Error> {
+        let model: Model = serde_json::from_value(body["model"].clone())?;
+        let workers = node.workers as u64;
+        let table = node.worker.create_table(&counters(model, workers, 1))?;
+        node.worker.join(table)?;
+        node.barrier("joined")?;
+        let own = [key(node.rank as u64)];
+        let mut own_reads = 0;
+        for clock in 1..=30 {
+            let keys: Vec<u64> = (0..workers).map(key).collect();
+            let pulled = node.worker.pull(table, &keys)?;
+            let counts = node.worker.wait(pulled)?.values::<i64>().to_vec();
+            own_reads += u64::from(counts[node.rank] == clock - 1);
+            node.worker.charge(Duration::from_millis(10))?;
+            node.worker.push_last(table, &own, &[1_i64])?;
+        }
+        let left = node.worker.leave(table)?;
+        node.worker.wait(left)?;
+        Ok(own_reads)
+    }
+}
+
+impl App for Counts {
+    fn run(&mut self, node: &mut WorkerNode, body: Value) -> Result<Value, String> {
+        Counts::run(node, &body).map(Value::from).map_err(|error| error.to_string())
+    }
+}
+
+/// A worker dies, and a server before or after it: the scheduler tells the servers that nobody has
+/// to wait for that worker, whoever serves then.
+#[test]
+fn the_others_go_on_without_a_worker_and_a_server() {
+    for_each_seed(12, |seed| {
+        let network = Network::new(seed, Faults { ..Faults::jittery() });
+        let driver = network.spawn("driver", move |network| {
+            let fate = move |network: &Network| {
+                let mut draws = Draws(seed);
+                network.sleep(Duration::from_millis(20 + draws.below(100)));
+                let server = format!("server {}", draws.below(3));
+                let mut victims = ["worker 1", &server];
+                victims.rotate_left(draws.below(2) as usize);
+                for victim in victims {
+                    match draws.below(2) {
+                        0 => network.crash(victim),
+                        _ => network.freeze(victim, Duration::from_secs(3600)),
+                    }
+                    network.sleep(Duration::from_millis(draws.below(100)));
+                }
+            };
+            network.spawn("fate", fate);
+            let node = NodeConfig {
+                heartbeat: Duration::from_millis(50),
+                losses_max: 1,
+                server_losses_max: 1,
+                ..NodeConfig::default()
+            };
+            let config = ClusterConfig { servers: 3, workers: 3, node, ..ClusterConfig::default() };
+            let apps = Apps::default().with("counts", || Box::new(Counts));
+            let launch = Launch::Simulated(Handles::default(), apps);
+            let mut cluster = Cluster::launch(&config, launch).unwrap();
+            let body = json!({ "model": model(6 + 6 * (seed % 4)) });
+            let task = cluster.submit(Target::Workers, "counts", &body).unwrap();
+            let read = cluster.wait(task).unwrap();
+            assert_eq!(read, [json!(30), json!(30)], "seed {seed}");
+            let mut client = cluster.client().unwrap();
+            let model: Model = serde_json::from_value(body["model"].clone()).unwrap();
+            let table = client.create_table(&counters(model, 3, 1)).unwrap();
+            let found = pull(&mut client, table);
+            let counts = [0, 2].map(|rank| found[key(rank) as usize]);
+            assert_eq!(counts, [30, 30], "seed {seed}");
+            assert!(found[key(1) as usize] <= 30, "seed {seed}: {found:?}");
+            drop(client);
+            cluster.shutdown().unwrap();
+        });
+        driver.join().unwrap_or_else(|stopped| panic!("seed {seed}: {stopped}"));
+    });
+}
