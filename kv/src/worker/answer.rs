@@ -243,6 +243,11 @@ impl Worker {
         }
         self.recovery.is_due |= self.recovery.is_on;
         self.named.retain(|_, named| named.server != server);
+        self.fail_open(server);
+    }
+
+    /// Ends every request that a lost server has not answered and that is not kept.
+    pub(super) fn fail_open(&mut self, server: usize) {
         for timestamp in self.tracker.open_timestamps() {
             if self.recovery.keeps(timestamp, server) {
                 self.recovery.post_later(timestamp);

@@ -134,6 +134,13 @@ impl Recovery {
         }
     }
 
+    /// Keeps nothing for a server any longer.
+    fn give_up(&mut self, server: usize) {
+        let Recovery { kept, unposted, .. } = self;
+        kept.retain(|_, kept| kept.server != server);
+        unposted.retain(|timestamp| kept.contains_key(timestamp));
+    }
+
     /// Whether a part is kept that this server has to answer.
     pub(super) fn keeps(&self, timestamp: u64, server: usize) -> bool {
         self.kept.get(&timestamp).is_some_and(|kept| kept.server == server)
@@ -178,7 +185,9 @@ impl Worker {
             return;
         }
         let Some(successor) = self.recovery.view.chain(server, 0).next() else {
-            return self.drop_lane(server);
+            self.recovery.give_up(server);
+            self.drop_lane(server);
+            return self.fail_open(server);
         };
         let Worker { recovery, tracker, tables, .. } = self;
         recovery.told.fill(false);
