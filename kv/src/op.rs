@@ -83,11 +83,12 @@ operations! {
     Mark = 16 by Anybody,
     /// From the owner of a shard to a newcomer: it will come.
     Take = 17 by Server,
-    /// Rows of it.
+    /// Rows of it. When a shard moves, the command marks the last ones.
     Rows = 18 by Server,
     /// A push to it, which the owner has applied.
     Forward = 19 by Server,
-    /// The newcomer owns it now.
+    /// The newcomer is to own it, by the epoch in the header's clock. Its answer says that it does,
+    /// a failure that its copy is not whole.
     Own = 20 by Server,
     /// It does not come.
     Abandon = 21 by Server,

@@ -6,15 +6,23 @@
 //!    forwarded pushes to it arrive in order, so the newcomer's rows become the owner's; before
 //!    that piece they do no harm, since a piece replaces rows.
 //! 2. Behind the last piece the owner holds requests to the shard until the newcomer has answered
-//!    everything. Then it gives the shard up, says so (`Own`), and sends every held or later
-//!    request back to its worker with the new owner's name (`Moved`): nothing is applied twice or
-//!    by two. The newcomer holds requests that come before it owns the shard. One that had the
-//!    shard before takes it back only when the workers have marked that they have heard so
-//!    (`Gone::unmarked`).
+//!    everything. Then it hands the shard over (`Own`), and gives it up when that is answered. It
+//!    sends every held or later request back to its worker with the new owner's name (`Moved`):
+//!    nothing is applied twice or by two. The newcomer holds requests that come before it owns the
+//!    shard. One that had the shard before takes it back only when the workers have marked that
+//!    they have heard so (`Gone::unmarked`).
 //!
 //! This is the two-phase hand-over of Li et al., "Scaling Distributed Machine Learning with the
-//! Parameter Server", OSDI 2014, section 4.5, with forwarded pushes in place of a second copy. If
-//! anything fails before the end, the owner keeps the shard, and the newcomer drops its copy.
+//! Parameter Server", OSDI 2014, section 4.5, with forwarded pushes in place of a second copy.
+//!
+//! If anything fails before the last piece, the owner keeps the shard, and the newcomer drops its
+//! copy. Behind it the newcomer decides. Once the last piece is there, its copy is whole, and the
+//! owner opens the shard again only if the newcomer refuses it, which drops the copy. So:
+//!
+//! * A lane that breaks leaves both in doubt. The owner sends `Own` again over a new lane until it
+//!   is answered. The newcomer keeps a whole copy until then, and refuses what is not whole.
+//! * The scheduler says that the newcomer is lost: the owner keeps the shard.
+//! * It says that the owner is lost: the newcomer owns what is whole.
 //!
 //! Path: codec > thread > **tables** > shard > store > answer.
 
@@ -58,6 +66,8 @@ struct Arrival {
     /// The table's specification as JSON.
     table: String,
     epoch: u64,
+    /// The owner's place among all server threads.
+    from: usize,
 }
 
 /// A shard that has left this thread.
@@ -102,9 +112,19 @@ pub(super) enum With {
     /// The shard goes there.
     Newcomer(Recipient),
     /// The shard comes from there.
-    Owner(PeerId),
+    Owner(Sender),
     /// The shard stays, and a client reads its rows as they were at one moment.
     Reader(Cut),
+}
+
+/// The owner of a shard that comes.
+pub(super) struct Sender {
+    /// The lane on which it comes; `None` if that is lost.
+    peer: Option<PeerId>,
+    /// Its place among all server threads.
+    server: usize,
+    /// Whether the last piece has come: it serves nobody until it hears who owns the shard.
+    is_done: bool,
 }
 
 /// The newcomer, for requests to it.
@@ -129,6 +149,8 @@ pub struct MoveCounters {
     pub arrived: u64,
     /// Moves that failed; this thread kept their shards.
     pub failed: u64,
+    /// Times that a newcomer was asked over another lane to own a shard, as the one before broke.
+    pub asked_again: u64,
     /// Pieces of rows sent.
     pub pieces: u64,
     /// Bytes of keys and values in them.
@@ -150,6 +172,7 @@ impl AddAssign for MoveCounters {
         self.left += other.left;
         self.arrived += other.arrived;
         self.failed += other.failed;
+        self.asked_again += other.asked_again;
         self.pieces += other.pieces;
         self.bytes += other.bytes;
         self.forwarded += other.forwarded;
@@ -169,7 +192,7 @@ pub enum MoveStep {
     Asked,
     /// Its rows are copied, and what is pushed is forwarded.
     Copying,
-    /// All rows are sent, and requests wait until the newcomer has them.
+    /// All rows are sent, and requests wait until the newcomer has said that it owns the shard.
     Closing,
     /// It comes from another thread, which owns it until then.
     Arriving,
@@ -320,9 +343,11 @@ impl Tables {
         gone.iter_mut().filter(of_it).for_each(|gone| gone.forget(peer, released));
     }
 
-    /// Whether a shard has to wait before it comes back: workers may send requests from before.
-    pub(super) fn waits_for_marks(&mut self, table: u32, key: u64) -> bool {
-        self.moves.gone(table, key).is_some_and(|gone| !gone.unmarked.is_empty())
+    /// Whether a shard has to wait before it comes back: workers may send requests from before, or
+    /// this thread has not heard that its newcomer owned it.
+    pub(super) fn must_wait(&mut self, table: u32, key: u64) -> bool {
+        self.awaits_owner(table, key)
+            || self.moves.gone(table, key).is_some_and(|gone| !gone.unmarked.is_empty())
     }
 
     /// Keeps a request until its shard has moved.
@@ -360,7 +385,7 @@ impl Tables {
         self.moves.released.pop_front()
     }
 
-    /// Ends the moves from and to a lost peer.
+    /// Ends the moves from and to a lost peer, but for those that are with the newcomer to decide.
     pub(in crate::server) fn forget(&mut self, peer: PeerId) {
         self.forget_reader(peer);
         self.forget_in_chains(peer);
@@ -374,13 +399,11 @@ impl Tables {
         }
         self.moves.lanes.retain(|(_, known)| *known != peer);
         self.moves.leaving.iter_mut().for_each(|leaving| leaving.lose(peer));
-        let comes_from = |entry: &Entry| {
-            let moving = entry.moving.as_ref();
-            moving.is_some_and(|moving| matches!(moving.with, With::Owner(from) if from == peer))
-        };
-        while let Some(at) = self.entries.iter().position(comes_from) {
-            self.drop_arriving(at);
+        for moving in self.entries.iter_mut().filter_map(|entry| entry.moving.as_mut()) {
+            let comes = |held: &Held| held.message.op() == Op::Take as u8;
+            moving.held.retain(|held| held.peer != peer || !comes(held));
         }
+        self.lose_owner(peer);
     }
 
     /// Forgets the moves of a table that is dropped.

@@ -72,7 +72,7 @@ impl Tables {
             {
                 return self.serve_follower(lanes, peer, message, Op::Rows);
             }
-            Some(Op::Take) if self.waits_for_marks(message.table(), message.range().begin()) => {
+            Some(Op::Take) if self.must_wait(message.table(), message.range().begin()) => {
                 return Ok(Step::Hold);
             }
             Some(op @ (Op::Take | Op::Rows | Op::Forward | Op::Own | Op::Abandon)) => {

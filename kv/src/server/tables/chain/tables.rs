@@ -54,6 +54,7 @@ impl Tables {
     pub(in crate::server) fn join_view(&mut self, view: &View) -> bool {
         let is_new = self.chains.view.join(view);
         self.chains.is_due |= is_new;
+        self.own_from_lost();
         is_new
     }
 

@@ -4,10 +4,12 @@
 //! Path: codec > thread > **tables** > shard > store > answer.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use caravan_van::wire::{Coding, Kind};
 use caravan_van::{Draft, Endpoint, KeyRange, Lanes, Message, PeerId, Pool, Values};
 
+use super::arriving::LAST;
 use super::{
     Arrival, Destination, Gone, Held, Moved, Moves, Moving, Recipient, UNANSWERED_MAX, With,
 };
@@ -16,7 +18,7 @@ use crate::op::Op;
 use crate::server::answer::{ReplyTo, refuse};
 use crate::server::shard::{Extract, Request, Shard};
 use crate::server::tables::image::Outgoing;
-use crate::server::tables::{MoveCounters, Tables, Trouble};
+use crate::server::tables::{Entry, MoveCounters, RETRY, Tables, Trouble};
 
 /// A shard that is leaving this thread.
 pub(super) struct Leaving {
@@ -28,21 +30,30 @@ pub(super) struct Leaving {
     wish: Held,
     /// The lane to the newcomer, once there is one.
     peer: Option<PeerId>,
+    /// When the next one may be made.
+    retry_at: Duration,
     /// The first key that has not been copied; `None` once all are.
     next: Option<u64>,
     /// The shard's image, if it goes as that.
     image: Option<Outgoing>,
     /// Requests that the newcomer has answered.
     answered: u32,
+    /// Whether it was asked on this lane to own the shard.
+    is_offered: bool,
     failed: Option<String>,
 }
 
 impl Leaving {
-    /// Fails a move whose lane is lost.
+    /// Fails a move whose lane is lost. If all rows are sent, the newcomer has to say over another
+    /// lane whether it owns the shard.
     pub(super) fn lose(&mut self, peer: PeerId) {
-        if self.peer == Some(peer) {
+        if self.peer != Some(peer) {
+            return;
+        }
+        if self.next.is_some() {
             self.failed.get_or_insert_with(|| "its lane was lost".to_owned());
         }
+        (self.peer, self.answered, self.is_offered) = (None, 0, false);
     }
 
     /// The next rows of the shard, or the next part of its image.
@@ -108,7 +119,7 @@ impl Recipient {
         Draft { op, table, range, timestamp, ..Draft::new(Kind::Request) }
     }
 
-    /// A lane that is lost says so to its owner by itself, and the move fails then.
+    /// A lane that is lost says so by itself; see [`Leaving::lose`].
     fn post(&mut self, lanes: &mut Lanes, draft: Draft<'_>) -> Result<(), Trouble> {
         let Some(peer) = self.peer else { return Ok(()) };
         self.sent += 1;
@@ -182,9 +193,11 @@ impl Tables {
             destination,
             wish,
             peer: None,
+            retry_at: Duration::ZERO,
             next,
             image: None,
             answered: 0,
+            is_offered: false,
             failed: None,
         });
         Ok(true)
@@ -222,33 +235,22 @@ impl Tables {
     }
 
     fn advance_one(&mut self, endpoint: &mut Endpoint, at: usize) -> Result<Step, String> {
-        let Moves { leaving: all, lanes: known, released, gone, counters, piece_bytes, .. } =
-            &mut self.moves;
-        let leaving = &mut all[at];
+        let leaving = &mut self.moves.leaving[at];
         if let Some(reason) = leaving.failed.take() {
             return Err(reason);
         }
-        let address = &leaving.destination.address;
-        let Some(peer) = leaving.peer else {
-            let open = known.iter().find(|(known, _)| known == address).map(|(_, peer)| *peer);
-            let peer = match open {
-                Some(peer) => peer,
-                None => endpoint.connect(address).map_err(|error| with_sources(&error))?,
-            };
-            if open.is_none() {
-                known.push((address.clone(), peer));
-            }
-            leaving.peer = Some(peer);
-            return Ok(Step::Goes);
-        };
-        let lanes = &mut endpoint.lanes;
-        let credits = lanes.credits(peer);
-        if credits == 0 {
-            return Ok(Step::Waits);
+        if self.chains.view.lost.contains(&leaving.destination.server) {
+            return Err("it counts as lost".to_owned());
         }
         let (table, range) = (leaving.table, leaving.range);
-        let position = self.entries.iter().position(|entry| entry.has(table, range.begin()));
-        let position = position.ok_or("the table was dropped")?;
+        let position = self.position(table, range.begin()).ok_or("the table was dropped")?;
+        let Some(peer) = self.reach_newcomer(endpoint, at)? else { return Ok(Step::Waits) };
+        let lanes = &mut endpoint.lanes;
+        if lanes.credits(peer) == 0 {
+            return Ok(Step::Waits);
+        }
+        let Moves { leaving: all, released, counters, piece_bytes, .. } = &mut self.moves;
+        let leaving = &mut all[at];
         let entry = &mut self.entries[position];
         let epoch = entry.epoch + 1;
         let Some(moving) = &mut entry.moving else {
@@ -260,11 +262,16 @@ impl Tables {
         if to.peer.is_none() {
             to.peer = Some(peer);
             let text = self.known.get(&table).map(|known| known.text.clone());
-            let arrival = Arrival { table: text.unwrap_or_default(), epoch };
+            let arrival = Arrival { table: text.unwrap_or_default(), epoch, from: self.index };
             let body = serde_json::to_vec(&arrival).map_err(|error| error.to_string())?;
             let draft = Draft { values: Values::Copied(&body), ..to.draft(Op::Take, table, range) };
             to.post(lanes, draft).map_err(Trouble::into_reason)?;
             return Ok(Step::Goes);
+        }
+        if to.peer != Some(peer) {
+            // What was sent on the lane before is settled by the answer to `Op::Own`.
+            (to.peer, to.sent) = (Some(peer), 0);
+            counters.asked_again += 1;
         }
         if !to.is_ready {
             to.is_ready = leaving.answered > 0;
@@ -286,7 +293,9 @@ impl Tables {
             moving.is_closed |= leaving.next.is_none();
             counters.pieces += 1;
             counters.bytes += (size_of_val(&piece.keys[..]) + piece.values.len()) as u64;
+            let command = if leaving.next.is_none() { LAST } else { 0 };
             let draft = Draft {
+                command,
                 keys: &piece.keys,
                 lengths: &piece.lengths,
                 values: Values::Copied(&piece.values),
@@ -298,16 +307,72 @@ impl Tables {
         if unanswered > 0 {
             return Ok(Step::Waits);
         }
-        to.post(lanes, to.draft(Op::Own, table, range)).map_err(Trouble::into_reason)?;
-        moving.release(released);
-        let to = Moved { server: leaving.destination.server, epoch, range };
+        if leaving.is_offered {
+            self.give_up_shard(at, position);
+            return Ok(Step::Left);
+        }
+        let mut offered = *to;
+        let draft = Draft { clock: epoch, ..to.draft(Op::Own, table, range) };
+        // The newcomer's copy is whole, so it alone can fail the move now.
+        if offered.post(lanes, draft).is_err() {
+            return Ok(Step::Waits);
+        }
+        (*to, leaving.is_offered) = (offered, true);
+        Ok(Step::Goes)
+    }
+
+    /// The lane to a newcomer, if there is one or it can be made now.
+    ///
+    /// # Errors
+    /// The reason why it cannot be made, if the newcomer cannot own the shard yet.
+    fn reach_newcomer(
+        &mut self,
+        endpoint: &mut Endpoint,
+        at: usize,
+    ) -> Result<Option<PeerId>, String> {
+        let Moves { leaving, lanes: known, .. } = &mut self.moves;
+        let Leaving { peer, retry_at, next, destination, .. } = &mut leaving[at];
+        if peer.is_some() {
+            return Ok(*peer);
+        }
+        let address = &destination.address;
+        *peer = known.iter().find(|(known, _)| known == address).map(|(_, peer)| *peer);
+        let now = endpoint.lanes.now();
+        if peer.is_some() || now < *retry_at {
+            return Ok(*peer);
+        }
+        *retry_at = now + RETRY;
+        match endpoint.connect(address) {
+            Ok(made) => {
+                known.push((address.clone(), made));
+                *peer = Some(made);
+            }
+            Err(error) if next.is_some() => return Err(with_sources(&error)),
+            Err(error) => tracing::debug!(%error, "no lane to a thread that may own a shard"),
+        }
+        Ok(*peer)
+    }
+
+    /// Enters that the newcomer owns the shard.
+    fn give_up_shard(&mut self, at: usize, position: usize) {
+        let Moves { leaving, released, gone, counters, .. } = &mut self.moves;
+        let Leaving { table, range, ref destination, .. } = leaving[at];
+        let Entry { epoch, moving, .. } = self.entries.remove(position);
+        if let Some(mut moving) = moving {
+            moving.release(released);
+        }
+        let to = Moved { server: destination.server, epoch: epoch + 1, range };
         gone.retain(|gone| gone.table != table || gone.range != range);
         let (unmarked, returns) = (Vec::new(), VecDeque::new());
         gone.push(Gone { table, range, to, unmarked, returns });
         counters.left += 1;
-        self.entries.remove(position);
         self.last = 0;
-        Ok(Step::Left)
+    }
+
+    /// Whether a shard is here only until its newcomer says that it owns it.
+    pub(in crate::server::tables) fn awaits_owner(&self, table: u32, key: u64) -> bool {
+        let is_it = |it: &Leaving| it.table == table && it.range.contains(key);
+        self.moves.leaving.iter().any(|leaving| is_it(leaving) && leaving.next.is_none())
     }
 
     /// Ends a move that has failed: the shard stays.
@@ -319,7 +384,7 @@ impl Tables {
             if let With::Newcomer(mut to) = moving.with
                 && to.peer.is_some_and(|peer| endpoint.lanes.credits(peer) > 0)
             {
-                // A newcomer that cannot be told drops its copy with the lane.
+                // One that cannot be told drops its copy with the lane, as that is not whole.
                 let _ = to.post(&mut endpoint.lanes, to.draft(Op::Abandon, table, range));
             }
         }
