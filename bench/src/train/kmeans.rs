@@ -11,11 +11,12 @@ use serde::Serialize;
 
 use super::steps::Run;
 use crate::cli::{Common, Kmeans};
+use crate::cluster;
 use crate::report::Row;
 
 /// Runs `caravan train kmeans`.
 pub(super) fn run(common: &Common, args: &Kmeans) -> Result<()> {
-    let mut run = Run::begin(common, args.model.as_deref())?;
+    let mut run = Run::begin(common, &cluster::config(common)?, args.model.as_deref())?;
     let workers = run.cluster.config().workers;
     let stages = match args.stages.is_empty() {
         true => vec![Batches { workers, batch: 1000, iterations: 100 }],

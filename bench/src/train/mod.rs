@@ -36,8 +36,7 @@ fn dbpg(common: &Common, args: &Dbpg) -> Result<()> {
     let lambdas = lambdas(args)?;
     let interrupt = Interrupt::watch().context("cannot watch for Ctrl-C")?;
     let mut config = cluster::config(common)?;
-    let losses = &mut config.node.server_losses_max;
-    *losses = (*losses).max(args.method.replicas as usize);
+    spare(&mut config, args.method.replicas);
     check_restarts(common, args, config.node.role.is_some())?;
     // A wrong name must not cost a training run: outputs are tried, and the test set is read,
     // before.
@@ -84,6 +83,12 @@ fn dbpg(common: &Common, args: &Dbpg) -> Result<()> {
     let outcome = rows.outcome.and(plotted.map_err(Into::into)).and(ended.map_err(Into::into));
     let outcome = outcome.and(missed.map_or(Ok(()), |missed| bail!(missed)));
     finish(outcome, saved, stopped, &interrupt, |file| format!("; --resume {file} goes on"))
+}
+
+/// Lets a cluster go on without as many servers as there are replicas.
+fn spare(config: &mut ClusterConfig, replicas: u32) {
+    let losses = &mut config.node.server_losses_max;
+    *losses = (*losses).max(replicas as usize);
 }
 
 /// A run, which may outlive its cluster.

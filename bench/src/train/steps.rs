@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result};
-use caravan_kv::Cluster;
+use caravan_kv::{Cluster, ClusterConfig};
 use caravan_learn::data::{Examples, Shard};
 use caravan_learn::model::{Format, RowModel, predict};
 use caravan_learn::trainer::{Job, Progress, Trained, Trainer, train};
@@ -16,7 +16,8 @@ use serde_json::json;
 
 use super::predict::read;
 use super::rows::Quality;
-use super::{Rows, kmeans};
+use super::{Rows, kmeans, spare};
+use crate::cli::ending::Usage;
 use crate::cli::interrupt::Interrupt;
 use crate::cli::{Common, Factored, Lda, LinReg, Sgd, Steps, TrainCommand};
 use crate::cluster;
@@ -150,13 +151,19 @@ fn train_in_steps<T: Trainer>(
     settings: T::Settings,
     finish: impl FnOnce(&Trained<T::Value>, Option<&Path>) -> Result<Measured>,
 ) -> Result<()> {
-    let mut run = Run::begin(common, args.model.as_deref())?;
     let mut job = Job::new(settings);
     job.consistency = args.consistency;
     job.parts = args.parts.map(|parts| parts as usize);
     job.reading = args.read;
     job.hint = args.hint;
     job.passes = if common.smoke { 1 } else { args.passes };
+    job.replicas = args.replicas;
+    let mut config = cluster::config(common)?;
+    // A job that is submitted takes the servers that are there.
+    let servers = common.job.is_none().then_some(config.servers);
+    job.check_replicas(servers).map_err(|error| Usage(error.to_string()))?;
+    spare(&mut config, job.replicas);
+    let mut run = Run::begin(common, &config, args.model.as_deref())?;
     job.stop = run.stop.clone();
     let mut rows = run.rows(common, job.passes as usize);
     let trained = train::<T>(&mut run.cluster, &job, |pass| rows.step(pass))?;
@@ -190,11 +197,14 @@ pub(super) struct Run<'a> {
 
 impl<'a> Run<'a> {
     /// A run on a new cluster. With a model the first signal only sets the flag.
-    pub(super) fn begin(common: &Common, model: Option<&'a Path>) -> Result<Self> {
+    pub(super) fn begin(
+        common: &Common,
+        config: &ClusterConfig,
+        model: Option<&'a Path>,
+    ) -> Result<Self> {
         let interrupt = Interrupt::watch().context("cannot watch for Ctrl-C")?;
-        let config = cluster::config(common)?;
         model.map_or(Ok(()), replace_file::check)?;
-        let cluster = cluster::launch(&config, common)?;
+        let cluster = cluster::launch(config, common)?;
         let mut stop = Arc::default();
         if model.is_some() {
             stop = interrupt.flag();

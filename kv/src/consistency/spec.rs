@@ -136,7 +136,7 @@ impl Consistency {
     ///
     /// # Errors
     /// What the model would need.
-    pub(crate) fn check_copies(&self) -> Result<(), String> {
+    pub fn check_copies(&self) -> Result<(), String> {
         let why = match self.model {
             Model::Ssp { .. } | Model::Asp | Model::BoundedDelay { .. } => return Ok(()),
             Model::Bsp => "it holds pushes until an iteration ends, and copies do not hold them",

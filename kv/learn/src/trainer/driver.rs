@@ -69,6 +69,7 @@ fn run_job<T: Trainer, R>(
     progress: impl FnMut(&Progress),
     finish: impl FnOnce(&mut Worker, Table) -> caravan_kv::Result<R>,
 ) -> caravan_kv::Result<(Trained<T::Value>, R)> {
+    job.check_replicas(Some(cluster.config().servers))?;
     if job.hint != Hint::Ps {
         return run_local::<T, _>(cluster, job, progress, finish);
     }
@@ -87,6 +88,7 @@ fn run_job<T: Trainer, R>(
     cluster.begin(T::NAME)?;
     let began = Instant::now();
     let spec = T::table(&job.settings).consistency(consistency, workers as u32);
+    let spec = spec.replicas(job.replicas);
     let table = Box::new(spec.clone());
     let reading = job.reading;
     let load = Order::Load { settings: job.settings.clone(), table, parts, reading };

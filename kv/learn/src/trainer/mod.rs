@@ -33,7 +33,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use caravan_kv::consistency::Model;
+use caravan_kv::consistency::{Consistency, Model};
 use caravan_kv::error::with_sources;
 use caravan_kv::{Apps, TableSpec};
 use caravan_van::Value;
@@ -269,6 +269,10 @@ pub struct Job<S> {
     pub hint: Hint,
     /// Passes over the data.
     pub passes: u64,
+    /// Copies of each shard of the table on other servers, with [`Hint::Ps`]. Training goes on
+    /// without as many servers, if the cluster may lose them
+    /// ([`caravan_kv::NodeConfig::server_losses_max`]).
+    pub replicas: u32,
     /// Set from any thread to end the run after the current pass.
     pub stop: Arc<AtomicBool>,
 }
@@ -277,7 +281,41 @@ impl<S> Job<S> {
     /// One pass under BSP, with a part for each worker.
     pub fn new(settings: S) -> Self {
         let (reading, hint, stop) = Default::default();
-        Job { settings, consistency: Model::Bsp, parts: None, reading, hint, passes: 1, stop }
+        Job {
+            settings,
+            consistency: Model::Bsp,
+            parts: None,
+            reading,
+            hint,
+            passes: 1,
+            replicas: 0,
+            stop,
+        }
+    }
+
+    /// Checks that there can be [`Job::replicas`], on so many servers if that is known.
+    ///
+    /// # Errors
+    /// [`caravan_kv::Error::Config`] with what cannot have copies, and the remedy.
+    pub fn check_replicas(&self, servers: Option<usize>) -> caravan_kv::Result<()> {
+        let Job { replicas, hint, .. } = *self;
+        let copies = Consistency { model: self.consistency, workers: 1 }.check_copies();
+        let why = match (servers, copies) {
+            _ if replicas == 0 => return Ok(()),
+            _ if hint != Hint::Ps => format!(
+                "with the hint {hint} the model is in one worker, and replicas are of servers: \
+                 take the hint ps"
+            ),
+            (_, Err(why)) => why,
+            (Some(servers), Ok(())) if replicas as usize >= servers => format!(
+                "there is no room for {replicas} replicas on {servers} servers: take {} servers, \
+                 or at most {} replicas",
+                u64::from(replicas) + 1,
+                servers.saturating_sub(1)
+            ),
+            _ => return Ok(()),
+        };
+        Err(caravan_kv::Error::Config(format!("{why} (--replicas)")))
     }
 }
 
