@@ -175,6 +175,71 @@ fn a_run_with_replicas_outlives_servers() {
     assert!(off.abs() < 2e-9, "{off:e}");
 }
 
+/// The same of what trains in steps, under a model whose tables have copies.
+#[test]
+fn a_run_in_steps_with_replicas_outlives_servers() {
+    let folder = folder("steps-replicas");
+    let data = folder.join("examples");
+    // Keys all over the key space, so that each server has some.
+    let example = |at: u64| {
+        let label = if at * at % 7 < 3 { "+1" } else { "-1" };
+        format!("{label} {}:1 {}:1 {}:1\n", (at % 7) << 61, (at % 11) << 60, (at % 13) << 58)
+    };
+    std::fs::write(&data, (0..2000).map(example).collect::<String>()).unwrap();
+    let train = format!(
+        "train sgd --data {} --workers 2 --servers 3 --consistency ssp:1 --batch 8 --json",
+        data.display()
+    );
+    let whole = run(&format!("{train} --passes 100"));
+    assert!(whole.status.success(), "{whole:?}");
+    let whole = row(&mut &whole.stdout[..], "trained");
+    // The model is written when the run is told to end, as soon as it has outlived enough.
+    let model = folder.join("model");
+    let endless = format!("{train} --passes 1000000 --replicas 1 --model {}", model.display());
+    let mut command = caravan(&endless);
+    let command = command.env("CARAVAN_SERVER_LOSSES_MAX", "2");
+    let mut going = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut stdout = BufReader::new(going.stdout.take().unwrap());
+    for _ in 0..2 {
+        // Copies are whole by then, the second time of what the first one had.
+        (0..30).for_each(|_| drop(row(&mut stdout, "pass")));
+        let [killed, ..] = children_as("server", going.id())[..] else { panic!("no server") };
+        signal("KILL", killed);
+        assert_gone(&[killed]);
+    }
+    let passed = (0..100).map(|_| row(&mut stdout, "pass")).last().unwrap();
+    assert_eq!(passed["examples"], 2000);
+    signal("INT", going.id());
+    let last = row(&mut stdout, "trained");
+    let status = ended(&mut going, PATIENCE);
+    let mut said = String::new();
+    going.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert_eq!(status.code(), Some(130), "{said}");
+    assert_eq!(last["rows"], whole["rows"]);
+    let ratio = last["objective"].as_f64().unwrap() / whole["objective"].as_f64().unwrap();
+    assert!((0.8..1.25).contains(&ratio), "{ratio}");
+    assert!(model.exists());
+}
+
+/// Where the model has no copies, nothing is started.
+#[test]
+fn a_run_that_can_have_no_replicas_is_refused_before_it_starts() {
+    let data = folder("no-replicas").join("examples");
+    std::fs::write(&data, "+1 0:1\n-1 1:1\n").unwrap();
+    for (flags, says) in [
+        ("", "BSP has no replicas yet"),
+        ("--consistency sparse-ssp:1:1", "SparseSSP(1, 1) has no replicas yet"),
+        ("--consistency data:1", "data-centric(1) has no replicas yet"),
+        ("--consistency ssp:1 --servers 1", "take 2 servers"),
+        ("--consistency ssp:1 --hint spmt", "take the hint ps"),
+    ] {
+        let refused = run(&format!("train sgd --data {} --replicas 1 {flags}", data.display()));
+        let said = String::from_utf8(refused.stderr).unwrap();
+        assert_eq!(refused.status.code(), Some(2), "{said}");
+        assert!(said.contains(says) && said.contains("--replicas"), "{said}");
+    }
+}
+
 /// All processes of a job are killed; the same command goes on from the weights that it saved.
 #[test]
 fn a_job_that_is_killed_whole_goes_on_from_what_it_saved() {

@@ -78,7 +78,7 @@ pub struct Job {
     /// Threads with which each worker reads and computes; results do not depend on them.
     pub threads: usize,
     /// Copies of each shard, with which training outlives as many servers; the cluster has to spare
-    /// them ([`caravan_kv::NodeConfig::server_losses_max`]). New copies are not made.
+    /// them ([`caravan_kv::NodeConfig::server_losses_max`]).
     pub replicas: u32,
     /// Artificial pauses of workers, to measure what a delay is worth on a machine without
     /// stragglers.
