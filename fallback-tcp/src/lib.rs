@@ -52,6 +52,22 @@ const REPORTS_MAX: usize = 256;
 
 const LISTENER: Token = Token(usize::MAX);
 
+#[cfg(unix)]
+mod descriptor {
+    use std::os::fd::AsRawFd;
+
+    pub(super) fn of(poll: &mio::Poll) -> Option<i32> {
+        Some(poll.as_raw_fd())
+    }
+}
+
+#[cfg(not(unix))]
+mod descriptor {
+    pub(super) fn of(_: &mio::Poll) -> Option<i32> {
+        None
+    }
+}
+
 /// A node's sockets, on the system's poller.
 pub type Tcp = Sockets<Poller>;
 
@@ -140,6 +156,10 @@ impl Engine for Poller {
             }
         }));
         Ok(())
+    }
+
+    fn descriptor(&self) -> Option<i32> {
+        descriptor::of(&self.poll)
     }
 
     fn system_calls(&self) -> u64 {

@@ -109,7 +109,8 @@ impl Cluster {
                 None => Ok(()),
             }
         })?;
-        cluster.config.node.van = van;
+        let vans = cluster.scheduler.borrow().roster()?.vans;
+        (cluster.config.node.van, cluster.config.node.vans) = (van, vans);
         Ok(cluster)
     }
 
@@ -222,7 +223,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Its settings, completed by the scheduler's address, the job's number and the common van.
+    /// Its settings, completed by the scheduler's address, the job's number and its own van.
     pub fn config(&self) -> &ClusterConfig {
         &self.config
     }

@@ -71,6 +71,9 @@ pub struct NodeConfig {
     pub identity: Identity,
     /// The van that carries the data.
     pub van: Van,
+    /// If that is [`Van::Mixed`], the vans that it is made of, fastest first. A node learns them by
+    /// joining.
+    pub vans: Vec<Van>,
     /// Settings of the rdma van.
     pub rdma: RdmaConfig,
     /// Host name or address to listen on, which peers connect to.
@@ -126,6 +129,7 @@ impl Default for NodeConfig {
             encrypt: false,
             identity: Identity::default(),
             van: Van::Auto,
+            vans: Vec::new(),
             rdma: RdmaConfig::default(),
             host: "127.0.0.1".to_owned(),
             wait: Wait::default(),

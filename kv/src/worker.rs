@@ -19,7 +19,7 @@ mod whole;
 use std::collections::HashMap;
 use std::time::Duration;
 
-use caravan_van::{Buffer, Counters, Endpoint, Gauge, Pool, Shared, Value};
+use caravan_van::{Buffer, Counters, Endpoint, Gauge, MIXED, Pool, Shared, Value};
 
 use self::answer::run_callback;
 use self::lanes::Server;
@@ -158,9 +158,18 @@ impl Worker {
         self.servers.iter().map(|server| &server.at)
     }
 
-    /// The van that carries this worker's messages.
-    pub fn van(&self) -> &'static str {
-        self.endpoint.lanes.van()
+    /// The van that carries this worker's messages; in a mixed cluster all of them, as `shm+tcp`.
+    pub fn van(&self) -> String {
+        let mut vans = self.vans();
+        vans.retain(|van| *van != MIXED); // there is no such lane
+        vans.sort_unstable();
+        vans.dedup();
+        if vans.is_empty() { self.endpoint.lanes.van().to_owned() } else { vans.join("+") }
+    }
+
+    /// The van of the lane to each server thread, in their order.
+    pub fn vans(&self) -> Vec<&'static str> {
+        self.servers.iter().map(|server| self.endpoint.lanes.van_of(server.peer)).collect()
     }
 
     /// Registered memory: pushes from it and pulls into it need no copy.

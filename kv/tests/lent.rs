@@ -19,7 +19,7 @@ use std::time::Duration;
 use caravan_kv::server::{Pulled, Request};
 use caravan_kv::{Handles, ServerAddress, Shard, TableSpec, ValueType, Van, Worker};
 use caravan_van::wire::{Coding, Kind};
-use caravan_van::{Arrival, Draft, Pool, Shared, Values};
+use caravan_van::{Arrival, Draft, PeerId, Pool, Shared, Values};
 use raw_lane::RawLane;
 use support::{Servers, TIMEOUT, config, endpoint};
 
@@ -80,7 +80,7 @@ fn create(lane: &mut RawLane, spec: &TableSpec) {
 fn lendable(lane: &RawLane, bytes: &[u8]) -> Shared {
     let mut buffer = lane.endpoint.lanes.memory().allocate(bytes.len()).unwrap();
     buffer.copy_from_slice(bytes);
-    assert!(lane.endpoint.lanes.lends(bytes.len()), "so long values are lent");
+    assert!(lane.endpoint.lanes.lends(PeerId(0), bytes.len()), "so long values are lent");
     buffer.share()
 }
 
@@ -168,7 +168,7 @@ fn lending_server(address: &mpsc::Sender<String>) {
     address.send(server.lanes.address().to_owned()).unwrap();
     let mut lent = server.lanes.memory().allocate(block().len()).unwrap();
     lent.copy_from_slice(&block());
-    assert!(server.lanes.lends(lent.len()), "so long values are lent");
+    assert!(server.lanes.lends(PeerId(0), lent.len()), "so long values are lent");
     let lent = lent.share();
     loop {
         server.wait(Duration::from_millis(10)).unwrap();

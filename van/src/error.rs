@@ -184,6 +184,19 @@ pub enum Error {
 }
 
 impl Error {
+    /// The same about this peer, for a transport that numbers the peers of another anew.
+    #[must_use]
+    pub fn of(mut self, own: PeerId) -> Error {
+        match &mut self {
+            Error::QueueFull { peer, .. }
+            | Error::Unasked { peer, .. }
+            | Error::NotConnected { peer }
+            | Error::PeerLost { peer, .. } => *peer = own,
+            _ => {}
+        }
+        self
+    }
+
     /// Whether a lane to a reachable peer was refused because one of the two could not prove that
     /// it belongs to the other's cluster.
     pub fn is_refusal(&self) -> bool {

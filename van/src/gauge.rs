@@ -13,10 +13,14 @@ use crate::metrics::Counters;
 #[derive(Debug, Clone, Default)]
 pub struct Gauge(Arc<Shown>);
 
+/// Vans by name, each with a number of lanes.
+pub type ByVan = Vec<(&'static str, usize)>;
+
 #[derive(Debug, Default)]
 struct Shown {
     is_asked: AtomicBool,
     counters: Mutex<Counters>,
+    lanes: Mutex<ByVan>,
     /// The number that the layer above has marked.
     mark: AtomicU64,
 }
@@ -30,6 +34,11 @@ impl Gauge {
     /// The counters that the thread has last shown.
     pub fn counters(&self) -> Counters {
         *self.0.counters.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The lanes that the thread had then, by van.
+    pub fn lanes(&self) -> ByVan {
+        self.0.lanes.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// The number that the thread has last marked.
@@ -48,9 +57,10 @@ impl Gauge {
         self.0.is_asked.load(Ordering::Relaxed)
     }
 
-    /// Shows the counters to whoever has asked.
-    pub(crate) fn show(&self, counters: Counters) {
+    /// Shows the counters and the lanes to whoever has asked.
+    pub(crate) fn show(&self, counters: Counters, lanes: ByVan) {
         *self.0.counters.lock().unwrap_or_else(PoisonError::into_inner) = counters;
+        *self.0.lanes.lock().unwrap_or_else(PoisonError::into_inner) = lanes;
         self.0.is_asked.store(false, Ordering::Relaxed);
     }
 }
@@ -89,6 +99,7 @@ mod tests {
         assert_eq!(gauge.counters(), Counters::default(), "it has not polled");
         a.poll().unwrap();
         assert_eq!(gauge.counters().messages_sent, 1);
+        assert_eq!(gauge.lanes(), [("sim", 1)]);
         assert!(!gauge.is_asked());
     }
 

@@ -8,7 +8,7 @@
 //!                      transport (the contract; `conformance` tests every backend)
 //!        /              |                |                 |                \
 //!   rdma/ (verbs)  shm/ (memory)  uring/ (io_uring)  sim/ (simulated)  caravan-fallback-tcp
-//!                     socket/, offers, wait (shared by vans)
+//!                     socket/, offers, wait (shared by vans); mixed/ (several vans as one)
 //! ```
 //!
 //! Every lane begins with a handshake in which both ends prove that they know the secret of their
@@ -79,6 +79,8 @@ pub mod handshake;
 pub mod memory;
 pub mod message;
 pub mod metrics;
+#[cfg(all(target_os = "linux", any(feature = "rdma", feature = "shm")))]
+pub mod mixed;
 mod numbers;
 pub mod offers;
 #[cfg(all(target_os = "linux", feature = "rdma"))]
@@ -106,7 +108,8 @@ pub use message::{Draft, KeyRange, Message, Outgoing, Values};
 pub use metrics::Counters;
 pub use numbers::Numbers;
 pub use transport::{
-    About, Clock, Event, FRAME_PREFIX, Frame, Gather, Limits, PeerId, SimulatedTime, Transport,
+    About, Clock, Event, FRAME_PREFIX, Frame, Gather, Limits, MIXED, PeerId, SimulatedTime,
+    Sleeper, Transport,
 };
 pub use value::Value;
 pub use wait::Wait;

@@ -28,3 +28,22 @@ pub struct Counters {
     /// Times [`crate::Transport::wait`] went to sleep in the kernel.
     pub sleeps: u64,
 }
+
+impl std::ops::Add for Counters {
+    type Output = Counters;
+
+    fn add(self, other: Counters) -> Counters {
+        Counters {
+            frames_sent: self.frames_sent + other.frames_sent,
+            frames_received: self.frames_received + other.frames_received,
+            bytes_sent: self.bytes_sent + other.bytes_sent,
+            bytes_received: self.bytes_received + other.bytes_received,
+            messages_sent: self.messages_sent + other.messages_sent,
+            messages_received: self.messages_received + other.messages_received,
+            message_bytes_copied: self.message_bytes_copied + other.message_bytes_copied,
+            payload_bytes_copied: self.payload_bytes_copied + other.payload_bytes_copied,
+            system_calls: self.system_calls + other.system_calls,
+            sleeps: self.sleeps + other.sleeps,
+        }
+    }
+}

@@ -3,11 +3,13 @@
 //! Path: worker > slicer > filter > message > codec > endpoint > **transport**.
 
 mod clock;
+mod sleeper;
 
 use std::fmt;
 use std::time::Duration;
 
 pub use self::clock::{Clock, SimulatedTime};
+pub use self::sleeper::Sleeper;
 
 use crate::error::{Error, Result};
 use crate::memory::{Buffer, Pool, Shared};
@@ -27,6 +29,10 @@ pub const WRITE_AT_END: u64 = 4096;
 
 /// See [`WRITE_AT_END`].
 pub const WRITE_AT_ALIGN: u64 = 8;
+
+/// Name of a transport that is made of several: its lanes have the names of the vans that carry
+/// them, by [`Transport::about_of`].
+pub const MIXED: &str = "mixed";
 
 /// Longest write, in bytes.
 pub const WRITE_BYTES_MAX: usize = u32::MAX as usize;
@@ -236,6 +242,12 @@ pub struct About {
 pub trait Transport {
     /// Name, address, limits, memory and clock of this transport.
     fn about(&self) -> &About;
+
+    /// The same of the van that carries the lane to `peer`: another one only where a transport is
+    /// made of several.
+    fn about_of(&self, _peer: PeerId) -> &About {
+        self.about()
+    }
 
     /// Starts a connection; [`Event::Connected`] or [`Event::Lost`] follows.
     ///

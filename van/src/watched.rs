@@ -168,6 +168,10 @@ impl Transport for Watched {
         self.inner.about()
     }
 
+    fn about_of(&self, peer: PeerId) -> &About {
+        self.inner.about_of(peer)
+    }
+
     fn connect(&mut self, address: &str) -> Result<PeerId> {
         self.inner.connect(address)
     }

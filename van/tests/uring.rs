@@ -11,9 +11,11 @@ use std::time::{Duration, Instant};
 
 use caravan_van::conformance::{a_crowd_costs_the_active_lane_nothing, lanes};
 use caravan_van::handshake::{Credentials, refusal};
+#[cfg(feature = "shm")]
+use caravan_van::mixed::Mixed;
 use caravan_van::socket::CARRIER;
 use caravan_van::uring::Uring;
-use caravan_van::{Error, Event, PeerId, Transport, VanConfig, Wait};
+use caravan_van::{Error, Event, FRAME_PREFIX, PeerId, Transport, VanConfig, Wait};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use support::{connect, frame};
 
@@ -180,6 +182,49 @@ fn an_idle_transport_sleeps() {
     let after = b.counters();
     assert!(after.sleeps > before.sleeps, "it never slept");
     assert!(after.system_calls - before.system_calls < 10, "{after:?}");
+}
+
+/// Goal: the ring wakes a thread that sleeps on its descriptor, as one beside other vans does.
+/// Method: two threads that sleep at once, and for a minute if nobody wakes them.
+#[test]
+#[cfg(feature = "shm")]
+fn the_rings_descriptor_ends_a_sleep() {
+    const ROUNDS: u64 = 500;
+    let Some(_) = uring(&config(Wait::Block)) else { return };
+    let beside = || {
+        let ring = Uring::new(&config(Wait::Block)).unwrap();
+        Mixed::new(vec![Box::new(ring)], Wait::Block).unwrap()
+    };
+    let next = |van: &mut Mixed| {
+        let mut events = Vec::new();
+        while events.is_empty() {
+            van.wait(Duration::from_secs(60)).unwrap();
+            van.poll(&mut events).unwrap();
+        }
+        assert_eq!(events.len(), 1, "{events:?}");
+        events.remove(0)
+    };
+    let (say, address) = std::sync::mpsc::channel();
+    let server = std::thread::spawn(move || {
+        let mut van = beside();
+        say.send(van.about().address.clone()).unwrap();
+        assert!(matches!(next(&mut van), Event::Connected { .. }));
+        while let Event::Received { peer, .. } = next(&mut van) {
+            let answer = van.about().memory.allocate(FRAME_PREFIX + 8).unwrap();
+            van.post_send(peer, answer.into()).unwrap();
+        }
+        van.counters()
+    });
+    let mut van = beside();
+    let peer = van.connect(&address.recv().unwrap()).unwrap();
+    assert!(matches!(next(&mut van), Event::Connected { .. }));
+    for _ in 0..ROUNDS {
+        let request = van.about().memory.allocate(FRAME_PREFIX + 8).unwrap();
+        van.post_send(peer, request.into()).unwrap();
+        assert!(matches!(next(&mut van), Event::Received { .. }));
+    }
+    drop(van);
+    assert!(server.join().unwrap().sleeps > 0);
 }
 
 /// Goal: a round trip costs each side one call to hand over the answer and look once, and one for

@@ -70,7 +70,7 @@ impl Waits {
             Scene::TwoCores | Scene::Bursts => node.worker.servers(),
         };
         place::pin(seat, &node.config);
-        let van = node.worker.van().to_owned();
+        let van = node.worker.van();
         let mut subject =
             Requests::new(&mut node.worker, &mut self.tables, node.config.eager_bytes);
         subject.prepare(SHAPE)?;

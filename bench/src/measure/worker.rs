@@ -4,6 +4,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use caravan_kv::node::address_over;
 use caravan_kv::{App, WorkerNode};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -48,8 +49,10 @@ impl Measure {
             Some(floor) => floor,
             none => {
                 let server = node.worker.server_addresses().next();
-                let server = server.context("a worker has a server")?.address.clone();
-                let (floor, doubt) = floor::spawn(van, &node.config, &server)?;
+                let server = server.context("a worker has a server")?;
+                let van = node.worker.vans()[0];
+                let at = address_over(&server.address, van).to_owned();
+                let (floor, doubt) = floor::spawn(van, &node.config, &at)?;
                 self.doubt = doubt;
                 let floor = none.insert(floor);
                 if node.config.pin {
@@ -65,7 +68,7 @@ impl Measure {
         let percent = task.slower_percent;
         let mut slower = Slower { subject: &mut subject, percent };
         let subject: &mut dyn Subject = if percent == 0 { slower.subject } else { &mut slower };
-        let mut measured = measure(van, task, &mut **floor, subject)?;
+        let mut measured = measure(&van, task, &mut **floor, subject)?;
         measured.warnings.extend(self.doubt.clone());
         Ok(measured)
     }

@@ -10,7 +10,7 @@ use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use caravan_kv::node::{NodeState, Observer, Vitals};
+use caravan_kv::node::{LanesByVan, NodeState, Observer, Vitals};
 
 use crate::cli::ending::Usage;
 use crate::report::say;
@@ -144,6 +144,12 @@ fn page(nodes: &[NodeState]) -> String {
     vital("clock", "gauge", "iteration that a worker is in", |it| {
         Some(it.clock as f64).filter(|clock| *clock > 0.0)
     });
+    for (at, (van, _)) in LanesByVan::default().named().into_iter().enumerate() {
+        let help = format!("lanes over the {van} van");
+        page.metric(nodes, &format!("lanes_{van}"), "gauge", &help, |node| {
+            Some(node.vitals.as_ref()?.lanes.named()[at].1)
+        });
+    }
     page.0
 }
 

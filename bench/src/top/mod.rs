@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use caravan_kv::Error;
-use caravan_kv::node::{NodeState, Observer, Role, Vitals};
+use caravan_kv::node::{LanesByVan, NodeState, Observer, Role, Vitals};
 use serde::Serialize;
 
 use crate::cli::{Common, TopArgs};
@@ -36,6 +36,7 @@ struct Node {
     clock: Option<u64>,
     behind: f64,
     lost: Option<String>,
+    lanes: LanesByVan,
 }
 
 impl Row for Node {
@@ -43,7 +44,7 @@ impl Row for Node {
 
     fn heading(&self) -> Option<String> {
         Some(format!(
-            "{:<12}{:<16}{:>8} {:<5}{:>7}{:>9}{:>10}{:>10}{:>10}{:>10}{:>8}{:>8}",
+            "{:<12}{:<16}{:>8} {:<5}{:>7}{:>9}{:>10}{:>10}{:>10}{:>10}{:>8}{:>8}  {:<18}",
             "node",
             "host",
             "process",
@@ -55,7 +56,8 @@ impl Row for Node {
             "msg/s out",
             "msg/s in",
             "clock",
-            "behind"
+            "behind",
+            "lanes"
         ))
     }
 
@@ -64,7 +66,7 @@ impl Row for Node {
         let whole =
             |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.0}"));
         let line = format!(
-            "{:<12}{:<16}{:>8} {:<5}{:>7}{:>9}{:>10}{:>10}{:>10}{:>10}{:>8}{:>8.1}",
+            "{:<12}{:<16}{:>8} {:<5}{:>7}{:>9}{:>10}{:>10}{:>10}{:>10}{:>8}{:>8.1}  {:<18}",
             format!("{} {}", self.role, self.rank),
             self.host,
             self.pid,
@@ -76,7 +78,8 @@ impl Row for Node {
             whole(self.sent_msg_per_s),
             whole(self.received_msg_per_s),
             self.clock.map_or("-".to_owned(), |clock| clock.to_string()),
-            self.behind
+            self.behind,
+            self.lanes
         );
         match &self.lost {
             Some(why) => format!("{line}  {why}"),
@@ -118,6 +121,7 @@ impl Node {
             system_calls_per_s: rate(|it| it.system_calls, 1.0),
             clock: vitals.map(|it| it.clock).filter(|clock| *clock > 0),
             behind,
+            lanes: vitals.map(|it| it.lanes).unwrap_or_default(),
             lost,
         }
     }
@@ -186,6 +190,7 @@ mod tests {
             memory_bytes: 3 << 20,
             bytes_sent: 4_000_100,
             clock: 9,
+            lanes: LanesByVan { shm: 2, uring: 1, ..LanesByVan::default() },
             ..before
         };
         let state = NodeState {
@@ -203,6 +208,7 @@ mod tests {
         assert_eq!((node.sent_mb_per_s, node.memory_mib), (Some(2.0), Some(3.0)));
         assert_eq!((node.clock, node.state), (Some(9), "slow"));
         assert_eq!(node.heading().unwrap().chars().count(), node.text().chars().count());
+        assert!(node.text().ends_with("  2 shm + 1 uring   "), "{}", node.text());
         let unchanged = Node::new(state.clone(), Some(vitals));
         assert_eq!((unchanged.seconds, unchanged.sent_mb_per_s), (None, None));
         let lost = Some("no heartbeat".to_owned());

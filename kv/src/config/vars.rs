@@ -8,6 +8,7 @@ use caravan_numa::HugePages;
 use caravan_van::{RdmaConfig, Secret, VanConfig, Wait};
 
 use super::{ClusterConfig, JobRole, huge_pages_named, is_address, parse_bytes, wait_named};
+use crate::node::Van;
 use crate::secret::SecretSource;
 
 /// One environment variable.
@@ -123,9 +124,13 @@ pub const VARS: &[Var] = &[
     Var {
         name: "CARAVAN_VAN",
         default: "auto",
-        help: "van that carries the data: shm, rdma, uring, tcp, or auto, the first of them that works for all nodes",
+        help: "van that carries the data: shm, rdma, uring, tcp, or auto, for each pair of nodes the first of them that works for both",
         set: |c, v| v.parse().ok().map(|van| c.node.van = van),
-        show: |c| c.node.van.to_string(),
+        // Who joins a mixed cluster learns its own vans there.
+        show: |c| match c.node.van {
+            Van::Mixed => Van::Auto.to_string(),
+            van => van.to_string(),
+        },
     },
     Var {
         name: "CARAVAN_RDMA_DEVICE",

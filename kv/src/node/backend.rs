@@ -11,17 +11,18 @@ use std::time::Duration;
 use caravan_fallback_tcp::Tcp;
 use caravan_numa::{NumaId, interface_addresses, names_in};
 use caravan_van::sim::{self, Network};
-use caravan_van::{Transport, VanConfig};
+use caravan_van::socket::CARRIER;
+use caravan_van::{MIXED, Sleeper, Transport, VanConfig, Wait};
 use serde::{Deserialize, Serialize};
 
 use crate::config::NodeConfig;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, with_sources};
 
 /// A van to select.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Van {
-    /// The fastest that works for all nodes of the cluster.
+    /// The fastest that works for each pair of nodes.
     Auto,
     /// Shared memory, between processes of one host.
     Shm,
@@ -33,6 +34,9 @@ pub enum Van {
     Tcp,
     /// The simulated network that the calling thread is a node of.
     Sim,
+    /// Several of them, in a cluster where not all pairs of nodes take the same one. Nobody selects
+    /// it; [`NodeConfig::vans`] are those of this node.
+    Mixed,
 }
 
 /// All vans between processes, fastest first.
@@ -47,6 +51,7 @@ impl fmt::Display for Van {
             Van::Uring => "uring",
             Van::Tcp => "tcp",
             Van::Sim => "sim",
+            Van::Mixed => MIXED,
         })
     }
 }
@@ -71,6 +76,7 @@ pub fn is_built(van: Van) -> bool {
         Van::Rdma => rdma::OPENER.is_some(),
         Van::Uring => uring::OPENER.is_some(),
         Van::Tcp | Van::Sim | Van::Auto => true,
+        Van::Mixed => mixed::IS_BUILT,
     }
 }
 
@@ -79,6 +85,10 @@ pub fn is_built(van: Van) -> bool {
 /// # Errors
 /// Why the van does not work here; [`Error::VanLeftOut`] if this build does not have it.
 pub fn open(van: Van, config: &VanConfig) -> Result<Box<dyn Transport>> {
+    Ok(open_one(van, config)?)
+}
+
+fn open_one(van: Van, config: &VanConfig) -> Result<Box<dyn Sleeper>> {
     Ok(match van {
         Van::Shm => opener(van, shm::OPENER)?(config)?,
         Van::Rdma => opener(van, rdma::OPENER)?(config)?,
@@ -86,13 +96,73 @@ pub fn open(van: Van, config: &VanConfig) -> Result<Box<dyn Transport>> {
         Van::Tcp => Box::new(Tcp::new(config)?),
         Van::Sim => Box::new(simulated()?.transport(config)),
         Van::Auto => {
-            let opens = VANS.into_iter().find_map(|van| open(van, config).ok());
-            opens.map_or_else(|| open(Van::Tcp, config), Ok)?
+            let opens = VANS.into_iter().find_map(|van| open_one(van, config).ok());
+            opens.map_or_else(|| open_one(Van::Tcp, config), Ok)?
+        }
+        Van::Mixed => {
+            let what = "a mixed cluster's nodes learn their vans by joining it";
+            return Err(Error::Config(what.to_owned()));
         }
     })
 }
 
-type Opener = fn(&VanConfig) -> caravan_van::Result<Box<dyn Transport>>;
+/// Opens the transport of a node that has joined: the van of its settings, or all of its vans as
+/// one. Of those, one that fails now is left out with a line.
+///
+/// # Errors
+/// As [`open`].
+pub(crate) fn open_joined(config: &NodeConfig, van: &VanConfig) -> Result<Box<dyn Transport>> {
+    if config.van != Van::Mixed {
+        return open(config.van, van);
+    }
+    let members = config.vans.iter().filter_map(|&member| match open_one(member, van) {
+        Ok(member) => Some(member),
+        Err(error) => {
+            tracing::warn!(why = with_sources(&error), "going on without the {member} van");
+            None
+        }
+    });
+    mix(members.collect(), van.wait)
+}
+
+/// Makes one transport of several, fastest first.
+///
+/// # Errors
+/// If there are none, or this build has only one.
+pub(crate) fn mix(members: Vec<Box<dyn Sleeper>>, wait: Wait) -> Result<Box<dyn Transport>> {
+    mixed::make(members, wait)
+}
+
+/// The address of a node with these vans, each with its host if it does not leave it.
+pub(crate) fn joined_address<'a>(
+    vans: impl Iterator<Item = (Van, Option<&'a str>, &'a str)>,
+) -> String {
+    mixed::join(vans.map(|(van, host, address)| (carrier(van), host, address)))
+}
+
+/// The part of a server's address that this van connects to: all of it, unless the server has
+/// several vans.
+pub fn address_over<'a>(address: &'a str, van: &str) -> &'a str {
+    let carrier = van.parse().map_or("", carrier);
+    let found = address.split('|').find_map(|way| {
+        let (named, at) = way.split_once('=')?;
+        (named.split('@').next() == Some(carrier)).then_some(at)
+    });
+    found.unwrap_or(address)
+}
+
+/// What carries a van's bytes: vans of one carrier connect to each other.
+pub(crate) fn carrier(van: Van) -> &'static str {
+    match van {
+        Van::Shm => "shm",
+        Van::Rdma => "rdma",
+        Van::Uring | Van::Tcp => CARRIER,
+        Van::Sim => "sim",
+        Van::Auto | Van::Mixed => "",
+    }
+}
+
+type Opener = fn(&VanConfig) -> caravan_van::Result<Box<dyn Sleeper>>;
 
 fn opener(van: Van, opener: Option<Opener>) -> Result<Opener> {
     opener.ok_or(Error::VanLeftOut { van })
@@ -108,6 +178,37 @@ mod shm {
 #[cfg(not(all(target_os = "linux", feature = "shm")))]
 mod shm {
     pub(super) const OPENER: Option<super::Opener> = None;
+}
+
+#[cfg(all(target_os = "linux", any(feature = "rdma", feature = "shm")))]
+mod mixed {
+    use caravan_van::mixed::Mixed;
+    pub(super) use caravan_van::mixed::address as join;
+
+    use super::*;
+
+    pub(super) const IS_BUILT: bool = true;
+
+    pub(super) fn make(members: Vec<Box<dyn Sleeper>>, wait: Wait) -> Result<Box<dyn Transport>> {
+        Ok(Box::new(Mixed::new(members, wait)?))
+    }
+}
+
+#[cfg(not(all(target_os = "linux", any(feature = "rdma", feature = "shm"))))]
+mod mixed {
+    use super::*;
+
+    pub(super) const IS_BUILT: bool = false;
+
+    pub(super) fn make(_: Vec<Box<dyn Sleeper>>, _: Wait) -> Result<Box<dyn Transport>> {
+        Err(Error::VanLeftOut { van: Van::Mixed })
+    }
+
+    pub(super) fn join<'a>(
+        vans: impl Iterator<Item = (&'a str, Option<&'a str>, &'a str)>,
+    ) -> String {
+        vans.map(|(_, _, address)| address).next().unwrap_or_default().to_owned()
+    }
 }
 
 #[cfg(all(target_os = "linux", feature = "uring"))]
@@ -261,8 +362,8 @@ pub(crate) fn receive<T>(from: &Receiver<T>) -> Result<T, RecvError> {
 /// Simulated time between two looks at what another thread has sent.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// A van opened before the cluster has chosen one, or why it could not be opened.
-pub(crate) type Opened = (Van, Result<Box<dyn Transport>>);
+/// A van opened before the cluster has chosen, or why it could not be opened.
+pub(crate) type Opened = (Van, Result<Box<dyn Sleeper>>);
 
 /// Opens every van that this node's settings allow, in order; all nodes choose one together. A van
 /// that fails is listed with its error. `accepts` tells whether peers may connect to this node.
@@ -272,11 +373,11 @@ pub(crate) type Opened = (Van, Result<Box<dyn Transport>>);
 pub(crate) fn open_all(config: &NodeConfig, accepts: bool) -> Result<Vec<Opened>> {
     let van_config = VanConfig { accepts, ..config.van_config(0) };
     if config.van != Van::Auto {
-        return Ok(vec![(config.van, Ok(open(config.van, &van_config)?))]);
+        return Ok(vec![(config.van, Ok(open_one(config.van, &van_config)?))]);
     }
     let try_out = |van| {
         reaches(van, &van_config, &config.scheduler)?;
-        open(van, &van_config)
+        open_one(van, &van_config)
     };
     Ok(VANS.into_iter().map(|van| (van, try_out(van))).collect())
 }

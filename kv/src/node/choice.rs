@@ -1,10 +1,11 @@
-//! Choice of the cluster's van: each node lists its vans when it joins, and the scheduler chooses
-//! the first that all nodes have.
+//! Choice of the vans of a cluster: each node lists its vans when it joins, and the scheduler finds
+//! for each pair of nodes the first that both have. Where that is one for all pairs, every node has
+//! a transport of that van; else every node has one of several ([`caravan_van::MIXED`]).
 
-use caravan_van::Transport;
+use caravan_van::{Transport, Wait};
 use serde::{Deserialize, Serialize};
 
-use super::backend::{Opened, VANS, Van};
+use super::backend::{Opened, VANS, Van, carrier, joined_address, mix};
 use crate::error::{Error, Result, with_sources};
 
 /// A node's entry for one van.
@@ -51,31 +52,137 @@ pub(crate) fn of_all(threads: &[Vec<Candidate>]) -> Vec<Candidate> {
     .collect()
 }
 
-/// The first van that all nodes have, and a line for each van passed over that names who lacks it
-/// and why.
-pub(crate) fn choose(nodes: &[(String, &[Candidate])]) -> (Option<Van>, Vec<String>) {
-    let is_known = |van: &Van| {
-        nodes.iter().any(|(_, candidates)| candidates.iter().any(|known| known.van == *van))
-    };
-    let mut passed_over = Vec::new();
-    for van in VANS.into_iter().chain([Van::Sim]).filter(is_known) {
-        match lacks(van, nodes) {
-            None => return (Some(van), passed_over),
-            Some(line) => passed_over.push(line),
+/// A node, for the choice.
+pub(crate) struct Chooser<'a> {
+    /// For people.
+    pub(crate) name: String,
+    /// Whether others connect to it.
+    pub(crate) is_server: bool,
+    /// All vans it was told to try.
+    pub(crate) candidates: &'a [Candidate],
+}
+
+/// What the nodes of a cluster take.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Choice {
+    /// The vans of each node: one where all lanes are of one kind, else [`Van::Mixed`] and what it
+    /// is made of, fastest first.
+    pub(crate) vans: Vec<Vec<Van>>,
+    /// Whether not all lanes are of one kind, so that every node has a transport of several vans.
+    pub(crate) is_mixed: bool,
+    /// How many pairs of nodes meet over each carrier.
+    pub(crate) pairs: Vec<(&'static str, usize)>,
+}
+
+/// The vans of all nodes, if every pair that may have a lane finds one: the first that works for
+/// both. A line for each van that is passed over names who lacks it and why.
+pub(crate) fn choose(nodes: &[Chooser<'_>]) -> (Option<Choice>, Vec<String>) {
+    let passed_over = passed_over(nodes);
+    let mut pairs: Vec<(&'static str, usize)> = Vec::new();
+    for (one, other) in may_meet(nodes) {
+        let Some(carrier) = meet(one, other) else { return (None, passed_over) };
+        match pairs.iter_mut().find(|(known, _)| *known == carrier) {
+            Some((_, count)) => *count += 1,
+            None => pairs.push((carrier, 1)),
         }
     }
-    (None, passed_over)
+    let is_mixed = pairs.len() > 1;
+    let is_met = |carrier: &str| pairs.iter().any(|(known, _)| *known == carrier);
+    let vans = nodes.iter().map(|node| match is_mixed {
+        false => vans_of(node, is_met),
+        // Sockets are there for lanes that do not come about otherwise.
+        true => {
+            let own = vans_of(node, |carrier| carrier == SOCKETS || is_met(carrier));
+            [vec![Van::Mixed], own].concat()
+        }
+    });
+    let vans = vans.collect();
+    (Some(Choice { vans, is_mixed, pairs }), passed_over)
+}
+
+/// The carrier of sockets.
+const SOCKETS: &str = caravan_van::socket::CARRIER;
+
+/// All pairs of nodes that may have a lane: one of the two is a server. A server alone is a pair
+/// with itself, so that it has a van.
+fn may_meet<'a, 'b>(
+    nodes: &'a [Chooser<'b>],
+) -> impl Iterator<Item = (&'a Chooser<'b>, &'a Chooser<'b>)> {
+    let is_alone = nodes.len() == 1;
+    nodes.iter().enumerate().flat_map(move |(at, one)| {
+        let others = nodes.iter().skip(if is_alone { at } else { at + 1 });
+        others.filter(|other| one.is_server || other.is_server).map(move |other| (one, other))
+    })
+}
+
+/// The carrier of the first van of a node that works for both of two.
+fn meet(one: &Chooser<'_>, other: &Chooser<'_>) -> Option<&'static str> {
+    let candidates = one.candidates.iter().filter(|candidate| candidate.threads.is_ok());
+    let mut in_order: Vec<_> = candidates.collect();
+    in_order.sort_by_key(|candidate| rank(candidate.van));
+    in_order.into_iter().map(|own| (carrier(own.van), own)).find_map(|(carrier, own)| {
+        let theirs = working(other, carrier)?;
+        (own.host == theirs.host).then_some(carrier)
+    })
+}
+
+/// The entry of a node's first van of a carrier that works.
+fn working<'a>(node: &Chooser<'a>, of: &str) -> Option<&'a Candidate> {
+    let found = node.candidates.iter().filter(|one| carrier(one.van) == of && one.threads.is_ok());
+    found.min_by_key(|one| rank(one.van))
+}
+
+/// The place of a van among all, fastest first.
+fn rank(van: Van) -> usize {
+    VANS.iter().position(|it| *it == van).unwrap_or(VANS.len())
+}
+
+/// A node's own vans that work, one of each carrier that is `wanted`, fastest first.
+fn vans_of(node: &Chooser<'_>, wanted: impl Fn(&str) -> bool) -> Vec<Van> {
+    let working = node.candidates.iter().filter(|candidate| candidate.threads.is_ok());
+    let mut vans: Vec<Van> =
+        working.map(|one| one.van).filter(|van| wanted(carrier(*van))).collect();
+    vans.sort_by_key(|van| rank(*van));
+    vans.dedup_by_key(|van| carrier(*van));
+    vans
+}
+
+/// A line for each van before the first that all nodes have.
+fn passed_over(nodes: &[Chooser<'_>]) -> Vec<String> {
+    let is_known =
+        |van: &Van| nodes.iter().any(|node| node.candidates.iter().any(|known| known.van == *van));
+    let known = VANS.into_iter().chain([Van::Sim]).filter(is_known);
+    known.map_while(|van| lacks(van, nodes)).collect()
+}
+
+/// The entry of a node that takes several vans: the addresses of its threads, each of which names
+/// all of them.
+pub(crate) fn joined(candidates: &[Candidate], vans: &[Van]) -> Candidate {
+    let own: Vec<&Candidate> = vans
+        .iter()
+        .filter_map(|van| candidates.iter().find(|candidate| candidate.van == *van))
+        .collect();
+    let addresses = |candidate: &Candidate| candidate.threads.clone().unwrap_or_default();
+    let threads = own.iter().map(|candidate| addresses(candidate).len()).max().unwrap_or(0);
+    let of_thread = |thread: usize| {
+        let vans = own.iter().filter_map(|candidate| {
+            let addresses = candidate.threads.as_ref().ok()?;
+            Some((candidate.van, candidate.host.as_deref(), addresses.get(thread)?.as_str()))
+        });
+        joined_address(vans)
+    };
+    Candidate { van: Van::Mixed, threads: Ok((0..threads).map(of_thread).collect()), host: None }
 }
 
 /// Which node lacks a van, and why.
-fn lacks(van: Van, nodes: &[(String, &[Candidate])]) -> Option<String> {
+fn lacks(van: Van, nodes: &[Chooser<'_>]) -> Option<String> {
     let of =
         |candidates: &[Candidate]| candidates.iter().position(|candidate| candidate.van == van);
-    let first = nodes.iter().find_map(|(node, candidates)| {
-        let candidate = &candidates[of(candidates)?];
-        candidate.threads.is_ok().then_some((node, &candidate.host))
+    let first = nodes.iter().find_map(|node| {
+        let candidate = &node.candidates[of(node.candidates)?];
+        candidate.threads.is_ok().then_some((&node.name, &candidate.host))
     });
-    let mut lacking = nodes.iter().filter_map(|(node, candidates)| {
+    let mut lacking = nodes.iter().filter_map(|Chooser { name, candidates, .. }| {
         let why = match of(candidates).map(|at| &candidates[at]) {
             Some(Candidate { threads: Ok(_), host, .. }) => match first {
                 Some((other, elsewhere)) if host != elsewhere => apart(other),
@@ -87,7 +194,7 @@ fn lacks(van: Van, nodes: &[(String, &[Candidate])]) -> Option<String> {
                 format!("it was told to use {}", names.join(" or "))
             }
         };
-        Some((node, why))
+        Some((name, why))
     });
     let (node, why) = lacking.next()?;
     let more = match lacking.count() {
@@ -104,15 +211,24 @@ fn apart(other: &str) -> String {
     )
 }
 
-/// The opened transport of the van that was chosen; the others are closed.
-pub(crate) fn take(opened: Vec<Opened>, van: Van) -> Result<Box<dyn Transport>> {
-    let chosen =
-        opened.into_iter().find_map(|(found, transport)| (found == van).then_some(transport));
-    chosen.unwrap_or_else(|| {
-        Err(Error::Config(format!(
+/// The opened transports of the vans that were chosen as one; the others are closed.
+pub(crate) fn take(
+    opened: Vec<Opened>,
+    van: Van,
+    vans: &[Van],
+    wait: Wait,
+) -> Result<Box<dyn Transport>> {
+    let mut opened = opened;
+    let mut take = |van| match opened.iter().position(|(found, _)| *found == van) {
+        Some(at) => opened.swap_remove(at).1,
+        None => Err(Error::Config(format!(
             "the scheduler chose the {van} van, which this node did not offer"
-        )))
-    })
+        ))),
+    };
+    match van {
+        Van::Mixed => mix(vans.iter().map(|van| take(*van)).collect::<Result<_>>()?, wait),
+        van => Ok(take(van)?),
+    }
 }
 
 #[cfg(test)]
@@ -127,44 +243,50 @@ mod tests {
         Candidate { van, threads: Err(why.to_owned()), host: None }
     }
 
-    fn chosen(nodes: &[&[Candidate]]) -> (Option<Van>, Vec<String>) {
-        let named = nodes.iter().enumerate().map(|(at, known)| (format!("node {at}"), *known));
-        choose(&named.collect::<Vec<_>>())
+    /// The choice among nodes, the first `servers` of which are servers.
+    fn among(servers: usize, nodes: &[&[Candidate]]) -> (Option<Choice>, Vec<String>) {
+        let nodes = nodes.iter().enumerate().map(|(at, candidates)| Chooser {
+            name: format!("node {at}"),
+            is_server: at < servers,
+            candidates,
+        });
+        choose(&nodes.collect::<Vec<_>>())
+    }
+
+    /// The vans of nodes of which all take one; all of them are servers.
+    fn chosen(nodes: &[&[Candidate]]) -> (Option<Vec<Van>>, Vec<String>) {
+        let (choice, lines) = among(nodes.len(), nodes);
+        let vans = choice.map(|choice| {
+            assert!(!choice.is_mixed, "{choice:?}");
+            choice.vans.concat()
+        });
+        (vans, lines)
     }
 
     #[test]
     fn the_first_van_that_all_have_is_taken() {
         let all = VANS.map(works);
-        assert_eq!(chosen(&[&all, &all, &all]), (Some(VANS[0]), vec![]));
-        assert_eq!(chosen(&[&[works(Van::Tcp)], &[works(Van::Tcp)]]), (Some(Van::Tcp), vec![]));
+        assert_eq!(chosen(&[&all, &all, &all]), (Some(vec![VANS[0]; 3]), vec![]));
+        let tcp = [works(Van::Tcp)];
+        assert_eq!(chosen(&[&tcp, &tcp]), (Some(vec![Van::Tcp; 2]), vec![]));
+        assert_eq!(chosen(&[&all]), (Some(vec![VANS[0]]), vec![]), "a server alone");
     }
 
     #[test]
-    fn a_van_that_one_lacks_is_passed_over_and_the_node_named() {
+    fn each_node_takes_its_own_van_over_sockets() {
         let all = VANS.map(works);
-        let all = &all[1..]; // as without shm
-        let mut some = all.to_vec();
-        some[0] = fails(Van::Rdma, "no device");
-        let (van, said) = chosen(&[all, &some, all, &some, &some]);
-        assert_eq!(van, Some(Van::Uring));
-        assert_eq!(said, ["rdma: not for node 1 and 2 more: no device"]);
-        // One node was told which van to use.
-        let (van, said) = chosen(&[&some, &[works(Van::Tcp)], all]);
-        assert_eq!(van, Some(Van::Tcp));
-        assert_eq!(
-            said,
-            [
-                "rdma: not for node 0 and 1 more: no device",
-                "uring: not for node 1: it was told to use tcp"
-            ]
-        );
+        let all = &all[2..]; // as without shm and rdma
+        let some = [fails(Van::Uring, "no ring"), works(Van::Tcp)];
+        let (vans, said) = chosen(&[all, &some, all, &[works(Van::Tcp)]]);
+        assert_eq!(vans, Some(vec![Van::Uring, Van::Tcp, Van::Uring, Van::Tcp]));
+        assert_eq!(said, ["uring: not for node 1 and 1 more: no ring"]);
     }
 
     #[test]
-    fn without_a_common_van_every_one_is_explained() {
+    fn pairs_that_have_no_van_in_common_are_explained() {
         let broken = VANS.map(|van| fails(van, "broken"));
-        let (van, said) = chosen(&[&[works(Van::Rdma)], &broken, &VANS.map(works)]);
-        assert_eq!(van, None);
+        let (vans, said) = chosen(&[&[works(Van::Rdma)], &broken, &VANS.map(works)]);
+        assert_eq!(vans, None);
         let expected = [
             "shm: not for node 0 and 1 more: it was told to use rdma",
             "rdma: not for node 1: broken",
@@ -175,6 +297,10 @@ mod tests {
         let said = chosen(&[&[works(Van::Rdma)], &[works(Van::Tcp)]]).1;
         assert_eq!(said.len(), 2, "nobody spoke of uring");
         assert_eq!(chosen(&[&[], &VANS.map(works)]).0, None);
+        // Workers have no lanes to each other.
+        let (all, rdma, tcp) = (VANS.map(works), [works(Van::Rdma)], [works(Van::Tcp)]);
+        assert!(among(1, &[&all, &rdma, &tcp]).0.is_some_and(|choice| choice.is_mixed));
+        assert_eq!(among(2, &[&all, &rdma, &tcp]).0, None);
     }
 
     #[test]
@@ -191,27 +317,81 @@ mod tests {
         assert_eq!(of_all(&[]), []);
     }
 
+    /// The vans of a node on a host: shared memory there, and more.
+    fn on(host: &str, more: &[Van]) -> Vec<Candidate> {
+        let shm = Candidate { host: Some(host.to_owned()), ..works(Van::Shm) };
+        [shm].into_iter().chain(more.iter().copied().map(works)).collect()
+    }
+
     #[test]
-    fn a_van_of_one_host_takes_all_to_be_there() {
-        let at = |host: &str| {
-            [Candidate { host: Some(host.to_owned()), ..works(Van::Shm) }, works(Van::Tcp)]
-        };
-        let (here, there) = (at("here"), at("there"));
-        assert_eq!(chosen(&[&here, &here]).0, Some(Van::Shm));
-        let (van, said) = chosen(&[&here, &there, &here]);
-        assert_eq!(van, Some(Van::Tcp));
+    fn each_pair_takes_the_first_van_that_both_have() {
+        let (here, there) = (on("here", &VANS[1..]), on("there", &VANS[1..]));
+        let (choice, said) = among(2, &[&here, &there, &here, &there]);
+        let choice = choice.unwrap_or_else(|| panic!("{said:?}"));
+        assert!(choice.is_mixed);
+        // Both pairs of servers and of workers are apart, and each worker is with one server.
+        assert_eq!(choice.pairs, [("rdma", 3), ("shm", 2)]);
+        assert_eq!(
+            choice.vans,
+            vec![vec![Van::Mixed, Van::Shm, Van::Rdma, Van::Uring]; 4],
+            "in order"
+        );
+        assert!(said[0].starts_with("shm: not for node 1 and 1 more: it is not where node 0 is"));
+        assert_eq!(said.len(), 1, "all have rdma");
+
+        let bare = [fails(Van::Shm, "a sandbox forbids it"), works(Van::Tcp)];
+        let (choice, said) = among(1, &[&here, &here, &bare]);
+        let choice = choice.unwrap_or_else(|| panic!("{said:?}"));
+        assert_eq!(choice.pairs, [("shm", 1), (SOCKETS, 1)]);
+        let usual = vec![Van::Mixed, Van::Shm, Van::Uring];
+        assert_eq!(choice.vans, [usual.clone(), usual, vec![Van::Mixed, Van::Tcp]]);
+        assert!(said[0] == "shm: not for node 2: a sandbox forbids it", "{said:?}");
+    }
+
+    #[test]
+    fn a_van_of_one_host_takes_both_to_be_there() {
+        let (here, there) = (on("here", &[Van::Tcp]), on("there", &[Van::Tcp]));
+        assert_eq!(chosen(&[&here, &here]).0, Some(vec![Van::Shm; 2]));
+        let (vans, said) = chosen(&[&here, &there]);
+        assert_eq!(vans, Some(vec![Van::Tcp; 2]), "the only pair");
         assert!(said[0].starts_with("shm: not for node 1: it is not where node 0 is"), "{said:?}");
-        let (van, said) = chosen(&[&here[..1], &there[..1]]);
-        assert_eq!((van, said.len()), (None, 1), "named, and still refused");
+        let (vans, said) = chosen(&[&here[..1], &there[..1]]);
+        assert_eq!((vans, said.len()), (None, 1), "named, and still refused");
         assert_eq!(of_all(&[here.to_vec(), here.to_vec()])[0].host.as_deref(), Some("here"));
+    }
+
+    #[test]
+    fn the_addresses_of_several_vans_are_joined_by_thread() {
+        let two = |van: Van, host: Option<&str>| Candidate {
+            van,
+            threads: Ok(vec![format!("{van}:0"), format!("{van}:1")]),
+            host: host.map(str::to_owned),
+        };
+        let own = [two(Van::Shm, Some("here")), fails(Van::Rdma, "no"), two(Van::Tcp, None)];
+        let Candidate { van, threads, .. } = joined(&own, &[Van::Shm, Van::Tcp]);
+        assert_eq!(van, Van::Mixed);
+        if super::super::backend::is_built(Van::Mixed) {
+            let threads = threads.unwrap_or_default();
+            assert_eq!(threads.len(), 2);
+            for (thread, address) in threads.iter().enumerate() {
+                assert!(address.starts_with("shm@"), "{address}");
+                assert!(
+                    address.ends_with(&format!("=shm:{thread}|socket=tcp:{thread}")),
+                    "{address}"
+                );
+            }
+        }
     }
 
     #[test]
     fn only_what_was_offered_can_be_taken() {
         let broken = || Err(Error::Config("broken".to_owned()));
-        let text =
-            |van| take(vec![(Van::Uring, broken())], van).err().map(|error| error.to_string());
+        let text = |van| {
+            let taken = take(vec![(Van::Uring, broken())], van, &[Van::Uring], Wait::Block);
+            taken.err().map(|error| error.to_string())
+        };
         assert_eq!(text(Van::Uring).as_deref(), Some("broken"));
+        assert_eq!(text(Van::Mixed).as_deref(), Some("broken"));
         assert!(
             text(Van::Tcp).is_some_and(|text| text.contains("tcp van, which this node did not"))
         );

@@ -347,9 +347,9 @@ pub struct JobStatus {
 /// Whether all nodes have joined.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Gathered {
-    /// They have, and use one van.
+    /// They have, and each pair that may have a lane has a van for it.
     All(Roster),
-    /// They have, but no van works for all of them, for this reason.
+    /// They have, but not all can have lanes to the servers, for this reason.
     NoVan(String),
     /// The nodes with these names have not.
     Missing(String),
@@ -415,8 +415,11 @@ pub struct Roster {
     pub node: u32,
     /// This node's rank in its role.
     pub rank: usize,
-    /// The van that all nodes use.
+    /// The van of this node.
     pub van: Van,
+    /// If it is a mixed one, the vans that it is made of, fastest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub vans: Vec<Van>,
     /// All server threads, in order of key ranges.
     pub servers: Vec<ServerAddress>,
     /// Threads of each server, which are side by side among them; 1 if servers differ.

@@ -75,6 +75,7 @@ impl Member {
             node: 0,
             rank: 0,
             van: config.van,
+            vans: Vec::new(),
             servers: Vec::new(),
             threads: 1,
             first_thread: 0,

@@ -8,6 +8,7 @@ use std::time::Duration;
 use caravan_van::PeerId;
 use caravan_van::wire::Hello;
 
+use super::backend::Van;
 use super::control::{Join, Loss, Role};
 use super::group::{Group, NodeName, Recipients};
 use super::paces::{Change, Paces};
@@ -81,6 +82,8 @@ pub(crate) struct Member {
     pub(crate) joined_as: u64,
     /// Its request to join; of its vans, only the chosen one once that is known.
     pub(crate) join: Join,
+    /// Its vans, once they are chosen: one, or [`Van::Mixed`] and those that this is made of.
+    pub(crate) vans: Vec<Van>,
     pub(crate) lost: Option<String>,
     /// What it told with its last heartbeat.
     vitals: Option<Vitals>,
@@ -201,7 +204,16 @@ impl Members {
             return Ok(Err(Error::Config(why)));
         };
         let seen = self.listened;
-        let member = Member { peer, joined_as, join, lost: None, vitals: None, incarnation, seen };
+        let member = Member {
+            peer,
+            joined_as,
+            join,
+            vans: Vec::new(),
+            lost: None,
+            vitals: None,
+            incarnation,
+            seen,
+        };
         tracing::info!(node = describe(seat, &member), "joined");
         self.seats.insert(seat, member);
         self.lanes.entry(peer).and_modify(|lane| lane.used = Used::Member(seat));

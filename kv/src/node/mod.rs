@@ -32,7 +32,7 @@ mod thread;
 mod vitals;
 
 pub(crate) use backend::SimulatedNode;
-pub use backend::{Nic, VANS, Van, is_built, is_simulated, nic, open};
+pub use backend::{Nic, VANS, Van, address_over, is_built, is_simulated, nic, open};
 pub(crate) use barriers::Party;
 pub(crate) use control::{DRIVER, Program, identity, is_client, is_within, within};
 pub use control::{JobStatus, Role, Roster, Step, Target};
@@ -46,4 +46,4 @@ pub use placement::{Numa, Seating};
 pub(crate) use roles::watched_client;
 pub use roles::{App, Apps, WorkerNode, client, run_server, run_worker};
 pub use scheduler::{Scheduler, TaskId};
-pub use vitals::{NodeState, Vitals};
+pub use vitals::{LanesByVan, NodeState, Vitals};

@@ -77,7 +77,7 @@ impl Apps {
 pub struct WorkerNode {
     /// Its lanes to the servers.
     pub worker: Worker,
-    /// Its settings, with the van that all nodes use.
+    /// Its settings, with the van that it was given.
     pub config: NodeConfig,
     /// Its rank.
     pub rank: usize,
@@ -228,7 +228,8 @@ pub fn run_worker(
     let join = join_request(without_threads(&config)?, beats);
     let member = Member::join(&config, Role::Worker, join, apps.responders.desk())?;
     let roster = member.roster().clone();
-    let config = NodeConfig { van: roster.van, ..ranked(&config, &roster) };
+    let (van, vans) = (roster.van, roster.vans.clone());
+    let config = NodeConfig { van, vans, ..ranked(&config, &roster) };
     let gauge = Gauge::default();
     if beats {
         heartbeat::start(config.clone(), Role::Worker, roster.rank, vec![gauge.clone()])?;
@@ -294,7 +295,7 @@ fn join_request(vans: Vec<Candidate>, beats: bool) -> Join {
     Join { pid: std::process::id(), host, beats, vans }
 }
 
-/// The vans that a node without server threads can use. It opens the chosen one later, when it
+/// The vans that a node without server threads can use. It opens the chosen ones later, when it
 /// knows its id.
 pub(super) fn without_threads(config: &NodeConfig) -> Result<Vec<Candidate>> {
     let mut candidates = choice::candidates(&backend::open_all(config, false)?);
@@ -337,7 +338,7 @@ fn client_of(
     let identity = Identity { incarnation: incarnation(), ..config.identity };
     let van = VanConfig { accepts: false, identity, ..config.van_config(node) };
     let role = Role::of(identity.role).map_or("driver".to_owned(), |role| role.to_string());
-    let opened = backend::open(config.van, &van)?;
+    let opened = backend::open_joined(config, &van)?;
     let transport = messages::watched(opened, config, (&role, node), 0)?;
     let endpoint = Endpoint::new(transport, node, config.credits);
     Worker::watched(endpoint, (servers, threads), config.join_timeout, waits)
@@ -378,7 +379,7 @@ pub fn run_server(
             // A failed send or receive means that the node has failed, and reports that itself.
             let _ = say_vans.send(choice::candidates(&opened));
             let Ok(place) = backend::receive(&place) else { return Ok(()) };
-            let transport = choice::take(opened, place.van)?;
+            let transport = choice::take(opened, place.van, &place.vans, config.wait)?;
             let named = ("server", place.node);
             let transport = messages::watched(transport, config, named, place.index)?;
             let mut endpoint = Endpoint::new(transport, place.node, config.credits);
@@ -427,6 +428,8 @@ struct Started {
 /// What a server thread learns when its node has joined.
 struct Place {
     van: Van,
+    /// See [`Roster::vans`].
+    vans: Vec<Van>,
     node: u32,
     /// Its index among all server threads, and their number.
     index: usize,
@@ -456,6 +459,7 @@ fn serve_until_end(
     for (index, it) in started.iter().enumerate() {
         let _ = it.place.send(Place {
             van: roster.van,
+            vans: roster.vans.clone(),
             node: roster.node,
             index: roster.first_thread + index,
             count: roster.servers.len(),

@@ -168,7 +168,7 @@ impl Scheduler {
         };
         config.servers = roster.servers.len();
         config.workers = roster.workers;
-        config.node.van = van;
+        (config.node.van, config.node.vans) = (van, roster.vans.clone());
         Ok(scheduler)
     }
 
@@ -241,8 +241,8 @@ impl Scheduler {
         self.lane.address()
     }
 
-    /// Waits until all servers and workers have joined, and returns their common van. Calls `check`
-    /// now and then, which may know that a node will never join.
+    /// Waits until all servers and workers have joined, and returns this driver's van. Calls
+    /// `check` now and then, which may know that a node will never join.
     ///
     /// # Errors
     /// [`Error::Timeout`] names the missing nodes; [`Error::Config`] says which node lacks which

@@ -1,5 +1,6 @@
 //! What a node tells about itself with each heartbeat, and what the scheduler makes of it.
 
+use std::fmt;
 use std::fs;
 use std::time::Duration;
 
@@ -34,6 +35,47 @@ pub struct Vitals {
     pub sleeps: u64,
     /// The iteration that a worker is in; 0 if it has not named one.
     pub clock: u64,
+    /// The lanes that its threads have.
+    pub lanes: LanesByVan,
+}
+
+/// How many lanes of a node each van carries.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[allow(missing_docs, reason = "the names say it")]
+pub struct LanesByVan {
+    pub shm: usize,
+    pub rdma: usize,
+    pub uring: usize,
+    pub tcp: usize,
+    pub sim: usize,
+}
+
+impl LanesByVan {
+    /// The numbers with their vans' names.
+    pub fn named(&self) -> [(&'static str, usize); 5] {
+        let LanesByVan { shm, rdma, uring, tcp, sim } = *self;
+        [("shm", shm), ("rdma", rdma), ("uring", uring), ("tcp", tcp), ("sim", sim)]
+    }
+
+    fn add(&mut self, van: &str, lanes: usize) {
+        let count = match van {
+            "shm" => &mut self.shm,
+            "rdma" => &mut self.rdma,
+            "uring" => &mut self.uring,
+            "tcp" => &mut self.tcp,
+            _ => &mut self.sim,
+        };
+        *count += lanes;
+    }
+}
+
+impl fmt::Display for LanesByVan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let some = self.named().into_iter().filter(|(_, lanes)| *lanes > 0);
+        let texts: Vec<_> = some.map(|(van, lanes)| format!("{lanes} {van}")).collect();
+        f.pad(if texts.is_empty() { "-".to_owned() } else { texts.join(" + ") }.as_str())
+    }
 }
 
 impl Vitals {
@@ -61,6 +103,7 @@ impl Vitals {
             vitals.system_calls += system_calls;
             vitals.sleeps += sleeps;
             vitals.clock = vitals.clock.max(gauge.marked());
+            gauge.lanes().into_iter().for_each(|(van, lanes)| vitals.lanes.add(van, lanes));
         }
         vitals
     }

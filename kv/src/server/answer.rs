@@ -71,7 +71,7 @@ pub(super) fn post_values(
 ) -> caravan_van::Result<()> {
     let ReplyTo { peer, table, timestamp } = reply_to;
     let bytes = values.len();
-    let is_copied = bytes < SHARED_BYTES_MIN && !lanes.lends(bytes);
+    let is_copied = bytes < SHARED_BYTES_MIN && !lanes.lends(peer, bytes);
     let values = if is_copied { Values::Copied(&values) } else { Values::Apart(values) };
     post(lanes, peer, Draft { table, timestamp, lengths, values, ..Draft::new(Kind::Reply) })
 }

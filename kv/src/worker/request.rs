@@ -9,7 +9,7 @@ mod parts;
 use std::ops::Range;
 
 use caravan_van::wire::Kind;
-use caravan_van::{Buffer, Draft, Lanes, Shared, Value, Values};
+use caravan_van::{Buffer, Draft, Lanes, PeerId, Shared, Value, Values};
 
 use super::table::{FOLLOWS_WORKER, Route, TableState};
 use super::{Table, Worker};
@@ -79,15 +79,15 @@ impl<'a> Payload<'a> {
         }
     }
 
-    /// The bytes at `range`. Shared bytes are not copied if they are too long for a frame or the
-    /// van lends them.
+    /// The bytes at `range` for `peer`. Shared bytes are not copied if they are too long for a
+    /// frame or the van lends them.
     #[inline(always)]
-    fn part(&self, range: Range<usize>, lanes: &Lanes) -> Values<'a> {
+    fn part(&self, range: Range<usize>, peer: PeerId, lanes: &Lanes) -> Values<'a> {
         match *self {
             Payload::Nothing => Values::None,
             Payload::Values { bytes, .. } => Values::Copied(&bytes[range]),
             Payload::Shared(shared)
-                if range.len() > lanes.eager_bytes() || lanes.lends(range.len()) =>
+                if range.len() > lanes.eager_bytes() || lanes.lends(peer, range.len()) =>
             {
                 Values::Apart(shared.slice(range))
             }
@@ -156,7 +156,7 @@ impl Worker {
         }
         let needs_place = *kind == RequestKind::Push
             || into.is_some()
-            || !is_lent(&self.endpoint.lanes, keys.len(), place);
+            || !is_lent(&self.endpoint.lanes, known.route.peer, keys.len(), place);
         needs_place
             && *last <= known.route.last
             && self.endpoint.lanes.credits(known.route.peer) > 0
@@ -194,7 +194,7 @@ impl Worker {
             signature: None,
             keys,
             lengths: &[],
-            values: payload.part(0..payload.all().len(), &self.endpoint.lanes),
+            values: payload.part(0..payload.all().len(), peer, &self.endpoint.lanes),
         };
         match self.endpoint.lanes.post(peer, draft, coding) {
             Ok(()) => Ok(timestamp),
@@ -206,6 +206,6 @@ impl Worker {
 /// Whether the server lends the answer to a pull of `keys` keys, which has `place` bytes. It then
 /// needs no destination. Servers lend most single rows, and long values.
 #[inline]
-fn is_lent(lanes: &Lanes, keys: usize, place: usize) -> bool {
-    (keys == 1 || place >= SHARED_BYTES_MIN) && lanes.lends(place)
+fn is_lent(lanes: &Lanes, peer: PeerId, keys: usize, place: usize) -> bool {
+    (keys == 1 || place >= SHARED_BYTES_MIN) && lanes.lends(peer, place)
 }

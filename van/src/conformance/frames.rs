@@ -12,12 +12,12 @@ const MIB: usize = 1 << 20;
 
 /// Whether the van copies short frames.
 fn copies<T: Transport>(net: &mut Net<T>) -> bool {
-    net.van(0).about().limits.copy_bytes > 0
+    net.limits(0).copy_bytes > 0
 }
 
 /// Whether the van lends values.
 fn lends<T: Transport>(net: &mut Net<T>) -> bool {
-    net.van(0).about().limits.lent_bytes_min < usize::MAX
+    net.limits(0).lent_bytes_min < usize::MAX
 }
 
 /// Posts `values` on loan, with a frame of `len` bytes that `seed` decides, from node 0; whether
@@ -53,7 +53,7 @@ fn lent<T: Transport>(net: &mut Net<T>, back: PeerId) -> (Buffer, Shared) {
 /// A copied frame arrives as it was when it was posted, though its memory is used again at once.
 pub fn copies_leave_their_memory_to_the_caller<T: Transport>(make: impl Fn(VanConfig) -> T) {
     let (mut net, there, back) = Net::pair(&make);
-    let copy_bytes = net.van(0).about().limits.copy_bytes;
+    let copy_bytes = net.limits(0).copy_bytes;
     let mut memory = vec![0; copy_bytes + 1];
     for (seed, len) in (0..).zip(0..=copy_bytes.min(300)).chain([(301, copy_bytes)]) {
         fill(&mut memory[..len], seed);
@@ -78,7 +78,7 @@ pub fn a_copy_is_handed_back_and_nothing_has_happened<T: Transport>(make: impl F
     let config = VanConfig { credits: 1, queue_depth: 4, ..VanConfig::default() };
     let mut net = Net::with(&make, 2, config);
     let (there, back) = net.connect(0, 1);
-    let long = vec![7; net.van(0).about().limits.copy_bytes + 1];
+    let long = vec![7; net.limits(0).copy_bytes + 1];
     let handed_back = |posted: Option<Frame<'_>>, bytes: &[u8]| match posted {
         Some(Frame::Borrowed(frame)) => frame.as_ptr() == bytes.as_ptr(),
         _ => false,

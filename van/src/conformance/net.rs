@@ -6,7 +6,7 @@ use std::time::Duration;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::wire::Offer;
-use crate::{Buffer, Error, Event, FRAME_PREFIX, PeerId, Shared, Transport, VanConfig};
+use crate::{Buffer, Error, Event, FRAME_PREFIX, Limits, PeerId, Shared, Transport, VanConfig};
 
 /// How long something may take to happen, in the transports' own time.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -81,6 +81,14 @@ impl<T: Transport> Net<T> {
     /// The transport of `node`.
     pub fn van(&mut self, node: usize) -> &mut T {
         self.vans[node].as_mut().expect("it has not been dropped")
+    }
+
+    /// What the van of the first lane of `node` can carry.
+    pub fn limits(&mut self, node: usize) -> Limits {
+        let ends = self.links.iter().flatten();
+        let lane = ends.copied().find(|(end, _)| *end == node).map(|(_, peer)| peer);
+        let van = self.van(node);
+        lane.map_or(van.about().limits, |peer| van.about_of(peer).limits)
     }
 
     /// Lets every node poll once, and take a nap if nothing happened anywhere.

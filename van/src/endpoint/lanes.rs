@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use super::lane::{Lane, lane};
 use crate::error::{Error, Result};
-use crate::gauge::Gauge;
+use crate::gauge::{ByVan, Gauge};
 use crate::memory::{Buffer, Pool};
 use crate::metrics::Counters;
-use crate::transport::{Clock, Limits, PeerId, Transport};
+use crate::transport::{Clock, Limits, MIXED, PeerId, Transport};
 use crate::wire::Offer;
 
 /// The lanes of one thread to all its peers: the sending half of an endpoint.
@@ -17,6 +17,8 @@ pub struct Lanes {
     pub(super) transport: Box<dyn Transport>,
     pub(super) memory: Pool,
     pub(super) limits: Limits,
+    /// Whether the transport is made of several, so that lanes differ.
+    is_mixed: bool,
     clock: Clock,
     pub(super) node: u32,
     pub(super) credits: u16,
@@ -37,16 +39,25 @@ pub struct Lanes {
     gauge: Gauge,
 }
 
+/// What a van does with frames: see [`Limits`].
+#[derive(Clone, Copy)]
+pub(super) struct Rules {
+    pub(super) checks_bytes: bool,
+    pub(super) copy_bytes: usize,
+}
+
 impl Lanes {
     pub(super) fn new(transport: Box<dyn Transport>, node: u32, credits: u16) -> Self {
         let about = transport.about();
         let limits = about.limits;
+        let is_mixed = about.name == MIXED;
         let memory = about.memory.clone();
         let clock = about.clock.clone();
         Lanes {
             transport,
             memory,
             limits,
+            is_mixed,
             clock,
             node,
             credits,
@@ -81,11 +92,42 @@ impl Lanes {
         self.limits.frame_bytes
     }
 
-    /// Whether the van lends `bytes` bytes of values: the peer then reads them where they lie,
-    /// without memory of its own for them. While too many bytes are on loan, the peer gets a copy.
+    /// Whether the van lends `bytes` bytes of values to `peer`, which then reads them where they
+    /// lie, without memory of its own for them. While too many bytes are on loan, the peer gets a
+    /// copy.
     #[inline]
-    pub fn lends(&self, bytes: usize) -> bool {
+    pub fn lends(&self, peer: PeerId, bytes: usize) -> bool {
         bytes >= self.limits.lent_bytes_min
+            && (!self.is_mixed || bytes >= self.transport.about_of(peer).limits.lent_bytes_min)
+    }
+
+    /// What the van of the lane to `peer` does with frames.
+    #[inline(always)]
+    pub(super) fn rules(&self, peer: PeerId) -> Rules {
+        let limits = match self.is_mixed {
+            false => &self.limits,
+            true => &self.transport.about_of(peer).limits,
+        };
+        Rules { checks_bytes: limits.checks_bytes, copy_bytes: limits.copy_bytes }
+    }
+
+    /// Name of the van that carries the lane to `peer`.
+    pub fn van_of(&self, peer: PeerId) -> &'static str {
+        self.transport.about_of(peer).name
+    }
+
+    /// The vans that carry lanes now, each with how many.
+    pub fn by_van(&self) -> ByVan {
+        let mut by_van = ByVan::new();
+        let open = self.lanes.iter().enumerate().filter(|(_, lane)| lane.is_some());
+        for (number, _) in open {
+            let van = self.van_of(PeerId(number as u32));
+            match by_van.iter_mut().find(|(name, _)| *name == van) {
+                Some((_, count)) => *count += 1,
+                None => by_van.push((van, 1)),
+            }
+        }
+        by_van
     }
 
     /// Memory in which messages are built and values land.
@@ -130,7 +172,7 @@ impl Lanes {
 
     #[cold]
     fn show(&self) {
-        self.gauge.show(self.counters());
+        self.gauge.show(self.counters(), self.by_van());
     }
 
     pub(super) fn connect(&mut self, address: &str) -> Result<PeerId> {

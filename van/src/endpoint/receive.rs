@@ -4,7 +4,7 @@
 //! Path: the way back, transport > codec > **endpoint** > server or worker.
 
 use super::lane::lane;
-use super::{Arrival, Endpoint};
+use super::{Arrival, Endpoint, Lanes};
 use crate::config::VanConfig;
 use crate::error::{Error, Result};
 use crate::memory::Buffer;
@@ -70,9 +70,9 @@ impl Inbox {
     /// Opens the next frame if it is one image with the last one's layout, as most frames are.
     /// Returns whether it did. The last frame must be read to its end.
     #[inline(always)]
-    fn open_repeated(&mut self, carrier_checks: bool) -> bool {
-        let Some(Event::Received { frame, .. }) = self.events.last_mut() else { return false };
-        if !self.images.repeats_layout(frame, carrier_checks) {
+    fn open_repeated(&mut self, lanes: &Lanes) -> bool {
+        let Some(Event::Received { peer, frame }) = self.events.last_mut() else { return false };
+        if !self.images.repeats_layout(frame, lanes.rules(*peer).checks_bytes) {
             return false;
         }
         let Some(Event::Received { peer, frame }) = self.events.pop() else { return false };
@@ -126,7 +126,7 @@ impl Endpoint {
     fn open_repeated(&mut self) -> bool {
         self.inbox.images.is_empty()
             && self.lanes.closed.is_empty()
-            && self.inbox.open_repeated(self.lanes.limits.checks_bytes)
+            && self.inbox.open_repeated(&self.lanes)
     }
 
     /// Opens the next image, of this frame or the next. Returns an arrival that is no message.
@@ -147,7 +147,7 @@ impl Endpoint {
         if !matches!(event, Event::Connected { .. }) && lane(&mut lanes.lanes, peer).is_err() {
             return Ok(None); // this side has closed the lane
         }
-        let checked = lanes.limits.checks_bytes;
+        let checked = lanes.rules(peer).checks_bytes;
         match event {
             Event::Connected { hello, .. } => return Ok(Some(self.greeted(peer, hello))),
             Event::Received { frame, .. } => inbox.images.begin(frame, checked, &lanes.memory)?,

@@ -4,12 +4,13 @@
 
 use super::Lanes;
 use super::lane::{Item, lane};
+use super::lanes::Rules;
 use super::packing::Packer;
 use crate::error::{Error, Result};
 use crate::memory::{Buffer, Pool, Shared};
 use crate::message::{Draft, Outgoing, Values};
 use crate::metrics::Counters;
-use crate::transport::{FRAME_PREFIX, Frame, Limits, PeerId, Transport, check_write};
+use crate::transport::{FRAME_PREFIX, Frame, PeerId, Transport, check_write};
 use crate::wire::{Coding, Kind, Offer, TRAILER, encode};
 
 impl Lanes {
@@ -50,7 +51,8 @@ impl Lanes {
         let offer = draft.offer;
         let is_request = kind == Kind::Request;
         let bytes = draft.image_bytes_max();
-        let stays = matches!(&draft.values, Values::Apart(values) if self.lends(values.len()));
+        let stays =
+            matches!(&draft.values, Values::Apart(values) if self.lends(peer, values.len()));
         let open = lane(&mut self.lanes, peer)?;
         let packs = open.outbox.is_empty() && !stays;
         let room = open.packed_bytes().checked_sub(bytes).filter(|_| packs);
@@ -152,9 +154,9 @@ impl Lanes {
     /// Posts the lane's open frame, if any. If that fails, the lane is closed, because its messages
     /// were accepted before.
     fn close_frame(&mut self, peer: PeerId) -> Result<()> {
+        let rules = self.rules(peer);
         let packer = &mut lane(&mut self.lanes, peer)?.packer;
-        let posted =
-            post_frame(packer, &self.limits, &mut self.counted, &mut *self.transport, peer);
+        let posted = post_frame(packer, rules, &mut self.counted, &mut *self.transport, peer);
         if let Err(error) = &posted {
             self.not_sent(peer, error);
         }
@@ -172,11 +174,12 @@ impl Lanes {
     #[inline(never)]
     fn close_open_frames(&mut self) {
         while let Some(peer) = self.open.pop() {
+            let rules = self.rules(peer);
             let Some(Some(lane)) = self.lanes.get_mut(peer.0 as usize) else { continue };
             lane.is_listed = false;
             let packer = &mut lane.packer;
             let counted = &mut self.counted;
-            let posted = post_frame(packer, &self.limits, counted, &mut *self.transport, peer);
+            let posted = post_frame(packer, rules, counted, &mut *self.transport, peer);
             if let Err(error) = posted {
                 self.not_sent(peer, &error);
             }
@@ -195,14 +198,14 @@ impl Lanes {
     /// Posts a message that does not share a frame: in a frame of its own, as a loan or by
     /// rendezvous.
     fn post_alone(&mut self, peer: PeerId, draft: Draft<'_>, coding: &mut Coding) -> Result<()> {
-        coding.carrier_checks = self.limits.checks_bytes;
+        coding.carrier_checks = self.rules(peer).checks_bytes;
         let is_request = draft.kind == Kind::Request;
         let outgoing = encode(draft, coding, &self.memory)?;
         let frame_bytes = lane(&mut self.lanes, peer)?.frame_bytes;
         let item = match outgoing {
             Outgoing { head, values: Some(values) }
                 if head.len() - TRAILER <= FRAME_PREFIX + frame_bytes
-                    && self.lends(values.len()) =>
+                    && self.lends(peer, values.len()) =>
             {
                 let mut frame = head;
                 frame.truncate(frame.len() - TRAILER);
@@ -301,15 +304,15 @@ impl Lanes {
 #[inline(always)]
 fn post_frame(
     packer: &mut Packer,
-    limits: &Limits,
+    rules: Rules,
     counted: &mut Counters,
     transport: &mut dyn Transport,
     peer: PeerId,
 ) -> Result<()> {
-    let Some(frame) = packer.close(limits.checks_bytes) else { return Ok(()) };
+    let Some(frame) = packer.close(rules.checks_bytes) else { return Ok(()) };
     let bytes = frame.len();
     counted.message_bytes_copied += bytes as u64;
-    if bytes <= limits.copy_bytes && transport.post_send(peer, Frame::Borrowed(frame))?.is_none() {
+    if bytes <= rules.copy_bytes && transport.post_send(peer, Frame::Borrowed(frame))?.is_none() {
         return Ok(());
     }
     let Some(frame) = packer.take(bytes) else { return Ok(()) };

@@ -53,6 +53,7 @@ mod window;
 mod wires;
 mod words;
 
+use std::io;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -64,7 +65,8 @@ use crate::handshake::{Credentials, Refusals};
 use crate::memory::{Buffer, Pool};
 use crate::metrics::Counters;
 use crate::transport::{
-    About, Clock, Event, FRAME_PREFIX, Frame, Gather, Limits, PeerId, Transport, check_frame,
+    About, Clock, Event, FRAME_PREFIX, Frame, Gather, Limits, PeerId, Sleeper, Transport,
+    check_frame,
 };
 use crate::wait::{self, Pace, Progress};
 use crate::wire::Offer;
@@ -173,7 +175,6 @@ impl Rdma {
         }
         let (nic, address) = listen::listen(config)?;
         let device = nic.device;
-        let os = |call| move |source| Error::Os { call, source };
         let limits = device.capabilities().map_err(os("asking the RDMA device for its limits"))?;
         let domain = Domain::new(device).map_err(os("allocating a protection domain"))?;
         let completions = CompletionQueue::new(device, queue_pair::SENDS)
@@ -314,24 +315,59 @@ impl Progress for Rdma {
 
     /// Sleeps until the device, the connection manager or a wire reports something.
     fn sleep(&mut self, left: Duration) -> Result<()> {
-        let os = |call| move |source| Error::Os { call, source };
-        self.queues.completions.arm().map_err(os("arming the completion queue"))?;
-        // Completions from before it was armed raise no notice.
-        if self.take_completions()? || !self.peers.eager.is_empty() {
+        if !self.arm()? {
             return Ok(());
         }
         self.counters.sleeps += 1;
         self.counters.system_calls += 1;
-        let Nic { device, manager, direct } = &self.nic;
-        let manager = manager.as_ref().map_or(-1, |Manager { channel, .. }| channel.fd());
-        let direct = direct.as_ref().map_or(-1, |Direct { wires, .. }| wires.fd());
-        let fds = [self.queues.completions.fd(), manager, direct, device.async_fd()];
-        let ready = verbs::sleep(&fds, left.min(SILENCE))
+        let ready = verbs::sleep(&self.fds(), left.min(SILENCE))
             .map_err(os("sleeping on the completion channel"))?;
         self.queues.completions.take_notices().map_err(os("reading the completion channel"))?;
         if ready == COMPLETIONS_ALONE {
             return Ok(());
         }
+        self.look_around(Instant::now())
+    }
+}
+
+fn os(call: &'static str) -> impl FnOnce(io::Error) -> Error {
+    move |source| Error::Os { call, source }
+}
+
+impl Rdma {
+    /// Asks for a notice of the next completion; returns false if there is something to do first.
+    fn arm(&mut self) -> Result<bool> {
+        self.queues.completions.arm().map_err(os("arming the completion queue"))?;
+        // Completions from before it was armed raise no notice.
+        Ok(!self.take_completions()? && self.peers.eager.is_empty())
+    }
+
+    /// What wakes a thread that sleeps: completions, the connection manager, wires, and the device;
+    /// -1 for what there is not.
+    fn fds(&self) -> [i32; 4] {
+        let Nic { device, manager, direct } = &self.nic;
+        let manager = manager.as_ref().map_or(-1, |Manager { channel, .. }| channel.fd());
+        let direct = direct.as_ref().map_or(-1, |Direct { wires, .. }| wires.fd());
+        [self.queues.completions.fd(), manager, direct, device.async_fd()]
+    }
+}
+
+impl Sleeper for Rdma {
+    fn carrier(&self) -> &'static str {
+        NAME
+    }
+
+    fn descriptors(&self) -> Vec<i32> {
+        self.fds().into_iter().filter(|&fd| fd >= 0).collect()
+    }
+
+    fn lie_down(&mut self, limit: Duration) -> Result<Duration> {
+        let sleeps = self.arm()? && self.ready.is_empty();
+        Ok(if sleeps { limit.min(SILENCE) } else { Duration::ZERO })
+    }
+
+    fn get_up(&mut self) -> Result<()> {
+        self.queues.completions.take_notices().map_err(os("reading the completion channel"))?;
         self.look_around(Instant::now())
     }
 }

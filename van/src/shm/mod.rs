@@ -61,7 +61,7 @@ use crate::memory::{Buffer, Pool};
 use crate::metrics::Counters;
 use crate::numbers::Numbers;
 use crate::transport::{
-    About, Clock, Event, Frame, Gather, Limits, PeerId, Transport, check_frame,
+    About, Clock, Event, Frame, Gather, Limits, PeerId, Sleeper, Transport, check_frame,
 };
 use crate::wait::{self, Pace, Progress};
 use crate::wire::Offer;
@@ -363,6 +363,19 @@ impl Progress for Shm {
     /// Sleeps until a peer wakes this node or a socket is ready.
     #[cold]
     fn sleep(&mut self, timeout: Duration) -> Result<()> {
+        if self.fall_asleep()? {
+            let timeout = self.patience(timeout);
+            self.look_at_sockets(timeout)?;
+            self.sockets.polls_left = POLLS_PER_LOOK;
+        }
+        self.awake();
+        Ok(())
+    }
+}
+
+impl Shm {
+    /// Says that this node sleeps, and looks once more; returns whether it still can.
+    fn fall_asleep(&mut self) -> Result<bool> {
         self.sleeps += SLEEP;
         for peer in &self.table.peers {
             let room = if peer.sender.waits() { FOR_ROOM } else { 0 };
@@ -370,15 +383,34 @@ impl Progress for Shm {
             peer.link.own.store(ASLEEP, word, Ordering::Relaxed);
         }
         fence(Ordering::SeqCst); // the stores come before the look at the rings
-        if !self.turn()? && self.hub.ready.is_empty() {
-            self.hub.counters.sleeps += 1;
-            let timeout = self.patience(timeout);
-            self.look_at_sockets(timeout)?;
-            self.sockets.polls_left = POLLS_PER_LOOK;
-        }
+        let sleeps = !self.turn()? && self.hub.ready.is_empty();
+        self.hub.counters.sleeps += u64::from(sleeps);
+        Ok(sleeps)
+    }
+
+    fn awake(&mut self) {
         for peer in &self.table.peers {
             peer.link.own.store(ASLEEP, 0, Ordering::Relaxed);
         }
+    }
+}
+
+impl Sleeper for Shm {
+    fn carrier(&self) -> &'static str {
+        NAME
+    }
+
+    fn descriptors(&self) -> Vec<i32> {
+        vec![self.sockets.epoll.descriptor()]
+    }
+
+    fn lie_down(&mut self, limit: Duration) -> Result<Duration> {
+        Ok(if self.fall_asleep()? { self.patience(limit) } else { Duration::ZERO })
+    }
+
+    fn get_up(&mut self) -> Result<()> {
+        self.awake();
+        self.sockets.polls_left = 0; // the next turn looks at the sockets
         Ok(())
     }
 }

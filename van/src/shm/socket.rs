@@ -202,6 +202,11 @@ impl Epoll {
         owned(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) }).map(Epoll)
     }
 
+    /// Readable while a watched socket is ready.
+    pub(super) fn descriptor(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+
     /// Watches `socket` for packets and for its end, until it is closed.
     pub(super) fn watch(&self, socket: &Socket, number: u64) -> io::Result<()> {
         let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: number };

@@ -20,8 +20,8 @@ use crate::memory::{Buffer, Pool};
 use crate::metrics::Counters;
 use crate::offers::Offers;
 use crate::transport::{
-    About, Clock, Event, FRAME_PREFIX, Frame, Gather, Limits, PeerId, SimulatedTime, Transport,
-    check_frame, check_write,
+    About, Clock, Event, FRAME_PREFIX, Frame, Gather, Limits, PeerId, SimulatedTime, Sleeper,
+    Transport, check_frame, check_write,
 };
 use crate::wire::{Hello, Offer};
 
@@ -297,6 +297,25 @@ impl SimTransport {
             return Err(Error::QueueFull { peer, depth });
         }
         lane.posted.push_back(posted);
+        Ok(())
+    }
+}
+
+/// It is never one of several: its sleep is the network's.
+impl Sleeper for SimTransport {
+    fn carrier(&self) -> &'static str {
+        self.about.name
+    }
+
+    fn descriptors(&self) -> Vec<i32> {
+        Vec::new()
+    }
+
+    fn lie_down(&mut self, _: Duration) -> Result<Duration> {
+        Ok(Duration::ZERO)
+    }
+
+    fn get_up(&mut self) -> Result<()> {
         Ok(())
     }
 }

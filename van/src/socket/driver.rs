@@ -223,11 +223,12 @@ impl<E: Engine> Driver<E> {
         peer.lane.watch(number, is_dialling, &mut self.engine)
     }
 
-    /// Asks the engine what is ready, for at most `timeout`.
-    fn ask(&mut self, timeout: Duration) -> Result<()> {
+    /// Asks the engine what is ready, for at most `timeout`; returns whether anything is.
+    fn ask(&mut self, timeout: Duration) -> Result<bool> {
         self.engine
             .wait(timeout, &mut self.reports)
             .map_err(|source| Error::Os { call: "waiting for sockets", source })?;
+        let any = !self.reports.is_empty();
         for report in self.reports.drain(..) {
             let Report::Lane { number, ready } = report else {
                 self.callers.may_accept = true;
@@ -241,7 +242,7 @@ impl<E: Engine> Driver<E> {
                 self.peers.list(number);
             }
         }
-        Ok(())
+        Ok(any)
     }
 
     /// Sleeps for at most `limit` if there is nothing left to try.
@@ -249,15 +250,35 @@ impl<E: Engine> Driver<E> {
     /// # Errors
     /// [`Error::Os`] when the engine is broken.
     pub(super) fn sleep(&mut self, limit: Duration) -> Result<()> {
+        match self.lie_down(limit) {
+            Some(limit) => self.ask(limit).map(drop),
+            None => Ok(()),
+        }
+    }
+
+    /// As [`Sleeper::lie_down`](crate::Sleeper::lie_down), for a thread that sleeps elsewhere.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when the engine is broken.
+    pub(super) fn lie_down_beside(&mut self, limit: Duration) -> Result<Duration> {
+        let Some(limit) = self.lie_down(limit) else { return Ok(Duration::ZERO) };
+        // It hands the watches over, and brings what is ready by now.
+        let has_reports = self.ask(Duration::ZERO)?;
+        Ok(if has_reports { Duration::ZERO } else { limit })
+    }
+
+    /// Has the engine watch everything; returns how long to sleep, `None` if there is something to
+    /// do now.
+    fn lie_down(&mut self, limit: Duration) -> Option<Duration> {
         let now = Instant::now();
         self.look_around(now);
         let have_work = self.peers.due().any(|peer| peer.lane.has_work());
         if have_work || !self.callers.stirring.is_empty() {
-            return Ok(());
+            return None;
         }
         self.leave_to_engine();
         if !self.hub.events.is_empty() {
-            return Ok(());
+            return None;
         }
         let deadline = |number: &u32| self.peers.get(*number)?.deadline();
         let strangers = self.callers.strangers.front().and_then(deadline);
@@ -269,7 +290,17 @@ impl<E: Engine> Driver<E> {
         let limit = until.map_or(limit, |until| limit.min(until.saturating_duration_since(now)));
         self.hub.counters.sleeps += 1;
         (self.slept, self.asked) = (true, true);
-        self.ask(limit)
+        Some(limit)
+    }
+
+    /// The engine is asked at the next look: the thread has slept elsewhere.
+    pub(super) fn get_up(&mut self) {
+        self.asked = false;
+    }
+
+    /// As [`Engine::descriptor`].
+    pub(super) fn descriptor(&self) -> Option<i32> {
+        self.engine.descriptor()
     }
 
     /// Has the engine watch the direct lanes as well.

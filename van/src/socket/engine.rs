@@ -83,6 +83,12 @@ pub trait Engine: Sized {
     /// What the system reports, when the engine itself is broken.
     fn wait(&mut self, timeout: Duration, reports: &mut Vec<Report>) -> io::Result<()>;
 
+    /// The descriptor that becomes readable with the next report, for threads that sleep on more
+    /// than this engine; `None` where the system has no such thing.
+    fn descriptor(&self) -> Option<i32> {
+        None
+    }
+
     /// System calls of [`Engine::watch`], [`Engine::ignore`] and [`Engine::wait`] so far.
     fn system_calls(&self) -> u64;
 }

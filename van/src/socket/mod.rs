@@ -30,7 +30,7 @@ use crate::error::Result;
 use crate::memory::{Buffer, Pool};
 use crate::metrics::Counters;
 use crate::transport::{
-    About, Clock, Event, Frame, Gather, Limits, PeerId, Transport, check_frame,
+    About, Clock, Event, Frame, Gather, Limits, PeerId, Sleeper, Transport, check_frame,
 };
 use crate::wait::{self, Pace, Progress};
 use crate::wire::Offer;
@@ -169,6 +169,25 @@ impl<E: Engine> Transport for Sockets<E> {
 
     fn counters(&self) -> Counters {
         self.driver.counters()
+    }
+}
+
+impl<E: Engine> Sleeper for Sockets<E> {
+    fn carrier(&self) -> &'static str {
+        CARRIER
+    }
+
+    fn descriptors(&self) -> Vec<i32> {
+        self.driver.descriptor().into_iter().collect()
+    }
+
+    fn lie_down(&mut self, limit: Duration) -> Result<Duration> {
+        self.driver.lie_down_beside(limit)
+    }
+
+    fn get_up(&mut self) -> Result<()> {
+        self.driver.get_up();
+        Ok(())
     }
 }
 

@@ -165,6 +165,10 @@ impl Engine for Ring {
         Ok(())
     }
 
+    fn descriptor(&self) -> Option<i32> {
+        Some(self.io.as_raw_fd())
+    }
+
     fn system_calls(&self) -> u64 {
         self.system_calls
     }

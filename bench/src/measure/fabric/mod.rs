@@ -163,7 +163,7 @@ impl Fabric {
                 };
                 let slower = |judged: &Judged| percent(judged.links[from][to].unwrap_or_default());
                 links.push(LinkRow {
-                    van: part.van.clone(),
+                    van: part.vans.get(to).unwrap_or(&part.van).clone(),
                     from: names[from].clone(),
                     to: names[to].clone(),
                     bytes: task.bytes,
@@ -377,6 +377,7 @@ mod tests {
     fn hosts_are_told_apart() {
         let part = |host: &str, address: &str, server: &str| Part {
             van: "tcp".to_owned(),
+            vans: vec!["tcp".to_owned(); 2],
             host: host.to_owned(),
             address: address.to_owned(),
             servers: vec![server.to_owned(); 2],

@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use caravan_kv::node::address_over;
 use caravan_kv::{App, Table, TableSpec, ValueType, Worker, WorkerNode};
 use caravan_van::{KeyRange, Value as _};
 use serde::{Deserialize, Serialize};
@@ -32,6 +33,8 @@ pub(super) struct Task {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Part {
     pub(super) van: String,
+    /// That of the lanes to each server.
+    pub(super) vans: Vec<String>,
     /// The name of its host, and its address.
     pub(super) host: String,
     pub(super) address: String,
@@ -88,11 +91,13 @@ fn part(node: &mut WorkerNode, task: &Task) -> Result<Part> {
     }
     node.barrier("fabric ends")?;
     let servers = node.worker.server_addresses().step_by(threads);
+    let vans = node.worker.vans().into_iter().step_by(threads);
     Ok(Part {
-        van: node.worker.van().to_owned(),
+        van: node.worker.van(),
+        vans: vans.map(str::to_owned).collect(),
         host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
         address: node.config.host.clone(),
-        servers: servers.map(|server| server.address.clone()).collect(),
+        servers: servers.map(|server| address_over(&server.address, "tcp").to_owned()).collect(),
         links,
     })
 }

@@ -120,7 +120,7 @@ fn part(node: &mut WorkerNode, task: &Task) -> Result<Part> {
     };
     let Driven { kinds, seconds, late, unsent } = driven;
     let kinds = kinds.map(|kind| KindPart { histogram: encoded(&kind.nanos), wrong: kind.wrong });
-    let van = node.worker.van().to_owned();
+    let van = node.worker.van();
     Ok(Part { van, kinds, seconds, late: encoded(&late), unsent, pushed: store.pushed, sum })
 }
 

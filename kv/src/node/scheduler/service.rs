@@ -14,7 +14,7 @@ use caravan_van::{Arrival, Endpoint, Identity, Message, PeerId, VanConfig};
 
 use super::super::backend::{self, Van};
 use super::super::barriers::Waiting;
-use super::super::choice::{self, Candidate};
+use super::super::choice::{self, Candidate, Chooser};
 use super::super::control::{
     self, Ask, CREDITS, Command, Gathered, Join, Order, Program, Pulse, Role, Roster,
 };
@@ -48,8 +48,8 @@ pub(super) struct Service {
     launcher: Launcher,
     jobs: Jobs,
     posts: Posts,
-    /// Once all have joined: the common van, or why there is none.
-    chosen: Option<Result<Van, String>>,
+    /// Once all have joined: the vans of the drivers, or why some nodes have none in common.
+    chosen: Option<Result<Vec<Van>, String>>,
     ended: Option<String>,
     stop: Arc<AtomicBool>,
 }
@@ -370,7 +370,7 @@ impl Service {
         for (driver, timestamp, node) in waiting {
             let outcome = match &chosen {
                 Err(why) => Gathered::NoVan(why.clone()),
-                Ok(van) => Gathered::All(Roster { node, ..self.roster(*van) }),
+                Ok(vans) => Gathered::All(Roster { node, ..self.roster(vans) }),
             };
             self.plane.tell(driver, timestamp, &outcome);
         }
@@ -407,7 +407,7 @@ impl Service {
         }
     }
 
-    /// Admits a node; the last one triggers the choice of the van and its announcement.
+    /// Admits a node; the last one triggers the choice of vans and its announcement.
     fn join(&mut self, peer: PeerId, timestamp: u64, join: Join) -> Result<(), Violation> {
         let pid = join.pid;
         if let Err(error) = self.plane.members.join(peer, timestamp, join)? {
@@ -416,37 +416,54 @@ impl Service {
             return Ok(control::refuse(&mut self.plane.endpoint, peer, timestamp, &why)?);
         }
         if self.plane.members.all_are_in() && self.chosen.is_none() {
-            self.chosen = Some(self.choose_van());
+            self.chosen = Some(self.choose_vans());
             self.announce();
             self.gathered();
         }
         Ok(())
     }
 
-    /// Chooses the van of the whole cluster; other vans are forgotten.
-    fn choose_van(&mut self) -> Result<Van, String> {
-        let own = self.own.iter().map(|own| ("the scheduler".to_owned(), &own[..]));
-        let nodes = self.plane.members.iter();
-        let nodes = nodes.map(|(seat, member)| (describe(seat, member), &member.join.vans[..]));
-        let (van, passed_over) = choice::choose(&nodes.chain(own).collect::<Vec<_>>());
+    /// Chooses the vans of all nodes; others are forgotten. Returns those of drivers.
+    fn choose_vans(&mut self) -> Result<Vec<Van>, String> {
+        let own = self.own.iter().map(|own| Chooser {
+            name: "the scheduler".to_owned(),
+            is_server: false,
+            candidates: own,
+        });
+        let nodes = self.plane.members.iter().map(|(seat, member)| Chooser {
+            name: describe(seat, member),
+            is_server: seat.role == Role::Server,
+            candidates: &member.join.vans,
+        });
+        let (choice, passed_over) = choice::choose(&nodes.chain(own).collect::<Vec<_>>());
         passed_over.iter().for_each(|line| tracing::info!("{line}"));
-        let chosen =
-            van.ok_or_else(|| format!("no van works for all nodes; {}", passed_over.join("; ")));
-        if let Ok(van) = &chosen {
-            tracing::info!(%van, "all nodes take it");
+        let Some(choice) = choice else {
+            self.plane.members.complete(|member| member.join.vans.clear());
+            return Err(format!("no van works for all nodes; {}", passed_over.join("; ")));
+        };
+        for (carrier, pairs) in &choice.pairs {
+            tracing::info!(pairs, "{carrier}: pairs of nodes that meet over it");
         }
-        self.plane
-            .members
-            .complete(|member| member.join.vans.retain(|known| Some(known.van) == van));
-        chosen
+        let mut vans = choice.vans.into_iter();
+        self.plane.members.complete(|member| {
+            member.vans = vans.next().unwrap_or_default();
+            match choice.is_mixed {
+                true => member.join.vans = vec![choice::joined(&member.join.vans, &member.vans)],
+                false => member.join.vans.retain(|known| member.vans.contains(&known.van)),
+            }
+        });
+        // A driver that has not said what works for it does as the first server.
+        let first = self.plane.members.iter().next().map(|(_, member)| member.vans.clone());
+        Ok(vans.next().or(first).unwrap_or_default())
     }
 
-    /// The roster of a driver, which has no rank.
-    fn roster(&self, van: Van) -> Roster {
+    /// The roster of a driver with these vans, which has no rank.
+    fn roster(&self, vans: &[Van]) -> Roster {
         Roster {
             node: 0,
             rank: 0,
-            van,
+            van: vans.first().copied().unwrap_or(Van::Auto),
+            vans: vans.get(1..).unwrap_or_default().to_vec(),
             servers: self.servers(),
             threads: self.plane.members.threads_of_each(),
             first_thread: 0,
@@ -470,7 +487,7 @@ impl Service {
     /// Sends every node the roster, or why there is no common van.
     fn announce(&mut self) {
         let Some(chosen) = &self.chosen else { return };
-        let shared = chosen.as_ref().map(|van| self.roster(*van));
+        let shared = chosen.as_ref().map(|vans| self.roster(vans));
         let mut threads = 0;
         for (node, seat, member) in self.plane.members.nodes() {
             let (peer, joined_as) = (member.peer, member.joined_as);
@@ -480,7 +497,10 @@ impl Service {
             let _ = match &shared {
                 Err(why) => control::refuse(&mut self.plane.endpoint, peer, joined_as, why),
                 Ok(shared) => {
-                    let roster = Roster { node, rank: seat.rank, first_thread, ..shared.clone() };
+                    let [van, vans @ ..] = &member.vans[..] else { continue };
+                    let (van, vans) = (*van, vans.to_vec());
+                    let rank = seat.rank;
+                    let roster = Roster { node, rank, van, vans, first_thread, ..shared.clone() };
                     control::answer(&mut self.plane.endpoint, peer, joined_as, &roster)
                 }
             };

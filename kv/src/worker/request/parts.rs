@@ -98,9 +98,12 @@ impl Worker {
 
     /// Whether one shard has all keys and its answer is [lent](is_lent).
     fn is_lent_whole(&self, keys: &[u64], table: Table, place: usize) -> bool {
-        slicer::next(keys, 0, &self.tables[table.0 as usize].map)
-            .is_some_and(|(_, slice)| slice.len() == keys.len())
-            && is_lent(&self.endpoint.lanes, keys.len(), place)
+        let map = &self.tables[table.0 as usize].map;
+        let first = slicer::next(keys, 0, map).filter(|(_, slice)| slice.len() == keys.len());
+        first.is_some_and(|(shard, _)| {
+            let peer = self.servers[map.shards()[shard].server].peer;
+            is_lent(&self.endpoint.lanes, peer, keys.len(), place)
+        })
     }
 
     /// Checks a request as a whole. Returns the bytes of its answer, 0 if unknown, and the keys
@@ -197,7 +200,7 @@ impl Worker {
             signature: list.map(|list| list.signature),
             keys: &request.keys[keys.clone()],
             lengths,
-            values: request.payload.part(values.clone(), &self.endpoint.lanes),
+            values: request.payload.part(values.clone(), peer, &self.endpoint.lanes),
             ..draft(timestamp, request.kind, request.table.1, clock)
         };
         draft.op |= ends;

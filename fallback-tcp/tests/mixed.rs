@@ -1,0 +1,310 @@
+//! A transport made of shared memory and sockets: the contract of a van over each of the two, and
+//! what is its own.
+#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use caravan_fallback_tcp::Tcp;
+use caravan_van::mixed::Mixed;
+use caravan_van::shm::Shm;
+use caravan_van::{
+    About, Buffer, Counters, Error, Event, FRAME_PREFIX, Frame, Gather, PeerId, Result, Secret,
+    Sleeper, Transport, VanConfig, Wait, wire::Offer,
+};
+
+const LONG: Duration = Duration::from_secs(60);
+
+/// A node with both vans.
+fn mixed(config: &VanConfig) -> Mixed {
+    let shm = Shm::new(config).expect("this machine lets processes share memory");
+    let tcp = Tcp::new(config).expect("a free port");
+    Mixed::new(vec![Box::new(shm), Box::new(tcp)], config.wait).unwrap()
+}
+
+fn near(wait: Wait) -> impl Fn(VanConfig) -> Mixed {
+    move |config| mixed(&VanConfig { wait, ..config })
+}
+
+/// Nodes that are each on a host of their own.
+fn far(wait: Wait) -> impl Fn(VanConfig) -> Mixed {
+    static HOSTS: AtomicU32 = AtomicU32::new(0);
+    move |config| {
+        let host = HOSTS.fetch_add(1, Ordering::Relaxed);
+        mixed(&VanConfig { wait, ..config }).on_host(&host.to_string())
+    }
+}
+
+mod in_memory_asleep {
+    caravan_van::conformance!(super::near(super::Wait::Block));
+}
+
+mod by_sockets {
+    caravan_van::conformance!(super::far(super::Wait::Adaptive(super::Duration::from_micros(50))));
+}
+
+fn config(node: u32) -> VanConfig {
+    VanConfig { node, memory_bytes: 64 << 20, wait: Wait::Block, ..VanConfig::default() }
+}
+
+fn frame(van: &Mixed, bytes: &[u8]) -> Buffer {
+    let mut frame = van.about().memory.allocate(FRAME_PREFIX + bytes.len()).unwrap();
+    frame[FRAME_PREFIX..].copy_from_slice(bytes);
+    frame
+}
+
+/// Waits, as long as it takes, for the next event.
+fn next(van: &mut Mixed, events: &mut Vec<Event>) -> Event {
+    while events.is_empty() {
+        van.wait(LONG).expect("the van works");
+        van.poll(events).expect("the van works");
+    }
+    events.remove(0)
+}
+
+/// Moves both along until the first has something to report.
+fn first(van: &mut Mixed, other: &mut Mixed) -> Event {
+    let mut events = Vec::new();
+    let began = Instant::now();
+    while began.elapsed() < LONG {
+        van.wait(Duration::from_micros(100)).unwrap();
+        van.poll(&mut events).unwrap();
+        other.wait(Duration::from_micros(100)).unwrap();
+        if !events.is_empty() {
+            return events.remove(0);
+        }
+    }
+    panic!("nothing came");
+}
+
+/// Connects `a` to `b`; returns what each calls the other.
+fn connect(a: &mut Mixed, b: &mut Mixed, address: &str) -> (PeerId, PeerId) {
+    let there = a.connect(address).unwrap();
+    let event = first(a, b);
+    assert!(matches!(event, Event::Connected { peer, .. } if peer == there), "{event:?}");
+    let event = first(b, a);
+    let Event::Connected { peer: back, .. } = event else { panic!("{event:?}") };
+    (there, back)
+}
+
+/// Goal: a thread that sleeps on two vans misses nothing of either. Method: a server with a client
+/// in memory and one by sockets, all of which sleep at once and for a minute if nobody wakes them;
+/// the clients take turns, so that every frame meets sleepers.
+#[test]
+fn whoever_sleeps_on_two_vans_is_woken_by_both() {
+    const ROUNDS: u64 = 2000;
+    let (say, address) = mpsc::channel();
+    let server = std::thread::spawn(move || {
+        let mut van = mixed(&config(1)).on_host("here");
+        say.send(van.about().address.clone()).unwrap();
+        let (mut events, mut lost, mut vans) = (Vec::new(), 0, Vec::new());
+        while lost < 2 {
+            match next(&mut van, &mut events) {
+                Event::Connected { peer, .. } => vans.push(van.about_of(peer).name),
+                Event::Received { peer, frame: request } => {
+                    let answer = frame(&van, &request);
+                    van.post_send(peer, answer.into()).unwrap();
+                }
+                Event::Lost { .. } => lost += 1,
+                event => panic!("{event:?}"),
+            }
+        }
+        vans.sort_unstable();
+        assert_eq!(vans, ["shm", "tcp"]);
+        van.counters()
+    });
+    let address = address.recv().unwrap();
+    let mut clients = ["here", "elsewhere"].map(|host| mixed(&config(2)).on_host(host));
+    let mut events = Vec::new();
+    let peers = clients.each_mut().map(|client| {
+        let peer = client.connect(&address).unwrap();
+        assert!(matches!(next(client, &mut events), Event::Connected { .. }));
+        peer
+    });
+    for round in 0..ROUNDS {
+        let (client, peer) = (&mut clients[round as usize % 2], peers[round as usize % 2]);
+        client.post_send(peer, frame(client, &round.to_le_bytes()).into()).unwrap();
+        let event = next(client, &mut events);
+        assert!(matches!(&event, Event::Received { frame, .. } if **frame == round.to_le_bytes()));
+    }
+    drop(clients);
+    let counters = server.join().unwrap();
+    assert_eq!(counters.frames_received, ROUNDS, "of both vans together");
+    assert!(counters.sleeps > 0);
+}
+
+/// Goal: a round trip allocates nothing, whichever van carries it.
+#[test]
+fn a_round_trip_allocates_nothing() {
+    for host in ["here", "elsewhere"] {
+        let mut a = mixed(&config(1)).on_host("here");
+        let mut b = mixed(&config(2)).on_host(host);
+        let address = b.about().address.clone();
+        let (there, back) = connect(&mut a, &mut b, &address);
+        let mut events = Vec::with_capacity(8);
+        let mut pass = |from: &mut Mixed, to: &mut Mixed, peer| {
+            from.post_send(peer, frame(from, b"a frame").into()).unwrap();
+            while events.is_empty() {
+                from.poll(&mut Vec::new()).unwrap();
+                to.poll(&mut events).unwrap();
+            }
+            events.clear();
+        };
+        let mut round_trips = || {
+            for _ in 0..100 {
+                pass(&mut a, &mut b, there);
+                pass(&mut b, &mut a, back);
+            }
+        };
+        round_trips();
+        let allocated = allocation_counter::measure(round_trips);
+        assert_eq!(allocated.count_total, 0, "{host}: {allocated:?}");
+    }
+}
+
+#[test]
+fn the_next_van_is_taken_where_no_lane_comes_about() {
+    let mut a = mixed(&config(1));
+    let mut b = mixed(&config(2));
+    let address = b.about().address.clone();
+    let (near, far) = address.split_once('|').unwrap();
+    let gone = Shm::new(&config(3)).unwrap().about().address.clone(); // nobody listens there
+    let (host, _) = near.split_once('=').unwrap();
+    let (there, back) = connect(&mut a, &mut b, &format!("{host}={gone}|{far}"));
+    assert_eq!((a.about_of(there).name, b.about_of(back).name), ("tcp", "tcp"));
+    let (there, back) = connect(&mut a, &mut b, &address);
+    assert_eq!((a.about_of(there).name, b.about_of(back).name), ("shm", "shm"));
+    let error = a.connect(&format!("{host}={gone}")).unwrap_err();
+    assert!(matches!(&error, Error::Connect { address, .. } if address.contains(&gone)), "{error}");
+    let error = a.connect("rdma=192.0.2.1:7").unwrap_err();
+    let why = std::error::Error::source(&error).unwrap().to_string();
+    assert!(why.contains("none of this node's vans: shm, tcp"), "{why}");
+}
+
+/// Who is refused over one van is not let in over the next.
+#[test]
+fn a_refusal_is_final() {
+    let mut a = mixed(&VanConfig { secret: Secret::from([1; 32]), ..config(1) });
+    let mut b = mixed(&VanConfig { secret: Secret::from([2; 32]), ..config(2) });
+    let there = a.connect(&b.about().address).unwrap();
+    let event = first(&mut a, &mut b);
+    let Event::Lost { peer, error } = &event else { panic!("{event:?}") };
+    assert!(*peer == there && error.is_refusal(), "{error}");
+    assert_eq!(a.about_of(there).name, "shm", "it was the first van's word");
+}
+
+/// A van that fails when it is told to.
+struct Fragile(Shm, Rc<Cell<bool>>);
+
+impl Transport for Fragile {
+    fn about(&self) -> &About {
+        self.0.about()
+    }
+
+    fn connect(&mut self, address: &str) -> Result<PeerId> {
+        self.0.connect(address)
+    }
+
+    fn disconnect(&mut self, peer: PeerId) {
+        self.0.disconnect(peer);
+    }
+
+    fn post_send<'a>(&mut self, peer: PeerId, frame: Frame<'a>) -> Result<Option<Frame<'a>>> {
+        self.0.post_send(peer, frame)
+    }
+
+    fn offer(&mut self, peer: PeerId, into: Buffer) -> Result<Offer> {
+        self.0.offer(peer, into)
+    }
+
+    fn withdraw(&mut self, peer: PeerId, key: u64) -> Result<Buffer> {
+        self.0.withdraw(peer, key)
+    }
+
+    fn post_write(&mut self, peer: PeerId, data: Gather, into: &Offer, at: u64) -> Result<()> {
+        self.0.post_write(peer, data, into, at)
+    }
+
+    fn poll(&mut self, events: &mut Vec<Event>) -> Result<()> {
+        if self.1.get() {
+            let source = std::io::Error::other("it is unplugged");
+            return Err(Error::Os { call: "working with the device", source });
+        }
+        self.0.poll(events)
+    }
+
+    fn wait(&mut self, timeout: Duration) -> Result<()> {
+        self.0.wait(timeout)
+    }
+
+    fn counters(&self) -> Counters {
+        self.0.counters()
+    }
+}
+
+impl Sleeper for Fragile {
+    fn carrier(&self) -> &'static str {
+        self.0.carrier()
+    }
+
+    fn descriptors(&self) -> Vec<i32> {
+        self.0.descriptors()
+    }
+
+    fn lie_down(&mut self, limit: Duration) -> Result<Duration> {
+        self.0.lie_down(limit)
+    }
+
+    fn get_up(&mut self) -> Result<()> {
+        self.0.get_up()
+    }
+}
+
+/// Goal: a van that breaks costs its lanes, and new ones go over the next; the last one's error is
+/// the transport's.
+#[test]
+fn a_broken_van_is_replaced_by_the_next() {
+    let is_broken = Rc::new(Cell::new(false));
+    let fragile = Fragile(Shm::new(&config(1)).unwrap(), is_broken.clone());
+    let tcp = Tcp::new(&config(1)).unwrap();
+    let mut a = Mixed::new(vec![Box::new(fragile), Box::new(tcp)], Wait::Block).unwrap();
+    let mut b = mixed(&config(2));
+    let mut far = mixed(&config(3)).on_host("elsewhere");
+    let address = b.about().address.clone();
+    let (broken, back) = connect(&mut a, &mut b, &address);
+    let address = a.about().address.clone();
+    let (_, whole) = connect(&mut far, &mut a, &address);
+    let into = a.about().memory.allocate(1000).unwrap();
+    let offer = a.offer(broken, into).unwrap();
+
+    is_broken.set(true);
+    let event = first(&mut a, &mut b);
+    let Event::Lost { peer, error } = &event else { panic!("{event:?}") };
+    assert_eq!(*peer, broken);
+    let text = error.to_string();
+    assert!(text.contains("shm van is broken") && text.contains("unplugged"), "{text}");
+    assert_eq!(a.withdraw(broken, offer.key.get()).unwrap().len(), 1000, "until it is forgotten");
+    a.disconnect(broken);
+    let event = first(&mut b, &mut a);
+    assert!(matches!(event, Event::Lost { peer, .. } if peer == back), "{event:?}");
+
+    let address = b.about().address.clone();
+    let (there, _) = connect(&mut a, &mut b, &address);
+    assert_eq!(a.about_of(there).name, "tcp");
+    for (peer, other) in [(there, &mut b), (whole, &mut far)] {
+        a.post_send(peer, frame(&a, b"goes on").into()).unwrap();
+        let event = first(other, &mut a);
+        assert!(matches!(&event, Event::Received { frame, .. } if **frame == *b"goes on"));
+    }
+
+    is_broken.set(false);
+    let alone = Fragile(Shm::new(&config(4)).unwrap(), is_broken.clone());
+    let mut alone = Mixed::new(vec![Box::new(alone)], Wait::Block).unwrap();
+    is_broken.set(true);
+    assert!(alone.poll(&mut Vec::new()).is_err(), "nothing is left");
+    assert!(Mixed::new(Vec::new(), Wait::Block).is_err());
+}

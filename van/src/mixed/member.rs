@@ -1,0 +1,82 @@
+//! One of the vans that a transport is made of.
+
+use super::address::digest;
+use crate::error::Result;
+use crate::transport::{PeerId, Sleeper};
+
+/// Turns between two looks at a member without lanes, which somebody may call.
+const IDLE_TURNS: u32 = 64;
+
+/// One of the vans.
+pub(super) struct Member {
+    pub(super) van: Box<dyn Sleeper>,
+    /// Where a van that does not leave the host is.
+    pub(super) host: Option<String>,
+    /// The peer of each of its own numbers.
+    pub(super) peers: Vec<Option<PeerId>>,
+    /// How many of those there are.
+    lanes: usize,
+    /// Turns until a look at it while it has no lanes.
+    pub(super) turns_left: u32,
+    pub(super) is_broken: bool,
+}
+
+impl Member {
+    pub(super) fn new(van: Box<dyn Sleeper>) -> Member {
+        let host = van.about().host.as_deref().map(digest);
+        Member { van, host, peers: Vec::new(), lanes: 0, turns_left: 0, is_broken: false }
+    }
+
+    pub(super) fn name(&self) -> &'static str {
+        self.van.about().name
+    }
+
+    #[inline]
+    pub(super) fn peer(&self, inner: PeerId) -> Option<PeerId> {
+        self.peers.get(inner.0 as usize).copied().flatten()
+    }
+
+    pub(super) fn enter(&mut self, inner: PeerId, outer: PeerId) {
+        let index = inner.0 as usize;
+        if self.peers.len() <= index {
+            self.peers.resize(index + 1, None);
+        }
+        self.peers[index] = Some(outer);
+        self.lanes += 1;
+    }
+
+    /// Has the van forget a peer.
+    pub(super) fn forget(&mut self, inner: PeerId) {
+        if let Some(place) = self.peers.get_mut(inner.0 as usize)
+            && place.take().is_some()
+        {
+            self.lanes -= 1;
+        }
+        self.van.disconnect(inner);
+    }
+
+    /// Whether it is to be looked at in this turn.
+    ///
+    /// # Errors
+    /// As [`Sleeper::get_up`].
+    #[inline]
+    pub(super) fn is_due(&mut self) -> Result<bool> {
+        if self.lanes > 0 {
+            return Ok(!self.is_broken);
+        }
+        self.look_for_callers()
+    }
+
+    #[inline(never)]
+    fn look_for_callers(&mut self) -> Result<bool> {
+        if self.turns_left > 0 {
+            self.turns_left -= 1;
+            return Ok(false);
+        }
+        self.turns_left = IDLE_TURNS;
+        if !self.is_broken {
+            self.van.get_up()?; // its next poll misses no caller
+        }
+        Ok(!self.is_broken)
+    }
+}

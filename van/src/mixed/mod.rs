@@ -1,0 +1,476 @@
+//! One transport made of several: each lane goes over the first of them that both ends have.
+//!
+//! A node has members, fastest first: shared memory, a device, sockets. Its address joins theirs
+//! (`address.rs`). Who connects takes its own first member that the address names, and the next one
+//! if no lane comes about that way. A member that breaks loses its lanes and is passed over from
+//! then on; the others go on.
+//!
+//! Members number peers each in its own way, so this transport numbers them anew. The memory is the
+//! first member's: others register it, copy from it or copy into it. A thread that sleeps has all
+//! members lie down and waits for any of their descriptors ([`Sleeper`]).
+//!
+//! The limits that count for a lane are those of the van that carries it
+//! ([`Transport::about_of`]): whether messages have checksums, say, on which both ends agree.
+//!
+//! Path: worker > slicer > filter > message > codec > endpoint > **transport** (around the one that
+//! carries the lane).
+
+mod address;
+mod member;
+mod sleep;
+
+use std::io;
+use std::time::Duration;
+
+use crate::error::{Error, Result};
+use crate::memory::Buffer;
+use crate::metrics::Counters;
+use crate::numbers::Numbers;
+use crate::transport::{About, Event, Frame, Gather, Limits, MIXED, PeerId, Sleeper, Transport};
+use crate::wait::{self, Pace, Progress, Wait};
+use crate::wire::{Hello, Offer};
+
+use address::{Way, digest};
+use member::Member;
+
+/// A node's lanes over several vans.
+pub struct Mixed {
+    /// Fastest first.
+    members: Vec<Member>,
+    about: About,
+    /// By peer number; `None` once the peer is forgotten.
+    lanes: Vec<Option<Lane>>,
+    numbers: Numbers,
+    pace: Pace,
+    /// Events that are not reported yet.
+    ready: Vec<Event>,
+    /// What a member has reported just now.
+    polled: Vec<Event>,
+    has_posted: bool,
+    descriptors: Vec<i32>,
+    /// What this transport does itself.
+    own: Counters,
+}
+
+/// The lane to a peer.
+struct Lane {
+    member: usize,
+    /// Its number there.
+    peer: PeerId,
+    stage: Stage,
+}
+
+enum Stage {
+    /// No answer yet. These ways are left if none comes, and this is the address.
+    Dialling(Vec<Way>, String),
+    Up,
+    Lost,
+}
+
+impl Mixed {
+    /// A transport of these, fastest first, that waits like this.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] if there are none.
+    pub fn new(members: Vec<Box<dyn Sleeper>>, wait: Wait) -> Result<Mixed> {
+        let members: Vec<Member> = members.into_iter().map(Member::new).collect();
+        let Some(first) = members.first() else {
+            let reason = "it is made of other vans, and none of them works".to_owned();
+            return Err(Error::Unavailable { van: MIXED, reason });
+        };
+        let first = first.van.about();
+        let about = About {
+            name: MIXED,
+            address: own_address(&members),
+            host: None,
+            limits: members.iter().map(|member| member.van.about().limits).fold(
+                Limits { checks_bytes: false, ..first.limits },
+                |all, one| Limits {
+                    frame_bytes: all.frame_bytes.min(one.frame_bytes),
+                    queue_depth: all.queue_depth.min(one.queue_depth),
+                    checks_bytes: false,
+                    copy_bytes: all.copy_bytes.max(one.copy_bytes),
+                    lent_bytes_min: all.lent_bytes_min.min(one.lent_bytes_min),
+                },
+            ),
+            memory: first.memory.clone(),
+            clock: first.clock.clone(),
+        };
+        let descriptors = members.iter().flat_map(|member| member.van.descriptors()).collect();
+        Ok(Mixed {
+            members,
+            about,
+            lanes: Vec::new(),
+            numbers: Numbers::default(),
+            pace: Pace::new(wait),
+            ready: Vec::new(),
+            polled: Vec::new(),
+            has_posted: false,
+            descriptors,
+            own: Counters::default(),
+        })
+    }
+
+    /// The same as if it were on the host of this name.
+    #[cfg(any(test, feature = "conformance"))]
+    #[must_use]
+    pub fn on_host(mut self, host: &str) -> Mixed {
+        self.members.iter_mut().for_each(|member| {
+            member.host = member.host.take().map(|_| digest(host));
+        });
+        self.about.address = own_address(&self.members);
+        self
+    }
+
+    /// The van that carries the lane to a peer, and its number there.
+    ///
+    /// # Errors
+    /// [`Error::NotConnected`].
+    #[inline]
+    fn lane(&mut self, peer: PeerId) -> Result<(&mut dyn Sleeper, PeerId)> {
+        match self.lanes.get(peer.0 as usize) {
+            Some(Some(lane)) => Ok((&mut *self.members[lane.member].van, lane.peer)),
+            _ => Err(Error::NotConnected { peer }),
+        }
+    }
+
+    /// Enters that a peer has a lane over a member.
+    fn enter_lane(&mut self, peer: PeerId, lane: Lane) {
+        self.members[lane.member].enter(lane.peer, peer);
+        let index = peer.0 as usize;
+        if self.lanes.len() <= index {
+            self.lanes.resize_with(index + 1, || None);
+        }
+        self.lanes[index] = Some(lane);
+    }
+
+    /// The ways to an address, fastest first.
+    fn ways(&self, address: &str) -> Vec<Way> {
+        let named = address::ways(address);
+        let members = self.members.iter().enumerate().filter(|(_, member)| !member.is_broken);
+        let found = members.filter_map(|(at, member)| {
+            let carrier = member.van.carrier();
+            let is_it = |way: &&address::Named<'_>| {
+                way.carrier == carrier && way.host == member.host.as_deref()
+            };
+            named.iter().find(is_it).map(|way| Way { member: at, address: way.address.to_owned() })
+        });
+        found.collect()
+    }
+
+    /// Starts a connection by the first of these ways on which one can start.
+    ///
+    /// # Errors
+    /// [`Error::Connect`], the last way's.
+    fn dial(&mut self, peer: PeerId, ways: Vec<Way>, address: &str) -> Result<()> {
+        let mut ways = ways.into_iter();
+        let mut failed = None;
+        while let Some(Way { member, address: at }) = ways.next() {
+            if self.members[member].is_broken {
+                continue;
+            }
+            match self.members[member].van.connect(&at) {
+                Ok(inner) => {
+                    let stage = Stage::Dialling(ways.collect(), address.to_owned());
+                    self.enter_lane(peer, Lane { member, peer: inner, stage });
+                    return Ok(());
+                }
+                Err(error) => {
+                    tell_of_next(self.members[member].name(), address, &error, ways.len());
+                    failed = Some(error);
+                }
+            }
+        }
+        let source = match failed {
+            Some(Error::Connect { source, .. }) => source,
+            Some(other) => io::Error::other(other.to_string()),
+            None => {
+                let names: Vec<_> = self.members.iter().map(Member::name).collect();
+                let why = format!("it has none of this node's vans: {}", names.join(", "));
+                io::Error::new(io::ErrorKind::AddrNotAvailable, why)
+            }
+        };
+        Err(Error::Connect { address: address.to_owned(), source })
+    }
+
+    /// Takes in what a member reports.
+    fn look_at(&mut self, at: usize) -> Result<()> {
+        let mut polled = std::mem::take(&mut self.polled);
+        let outcome = self.members[at].van.poll(&mut polled);
+        for event in polled.drain(..) {
+            self.take_in(at, event);
+        }
+        self.polled = polled;
+        outcome.or_else(|error| self.break_down(at, error))
+    }
+
+    /// Gives an event of a member this transport's number.
+    #[inline]
+    fn take_in(&mut self, at: usize, event: Event) {
+        let mut event = event;
+        let number = match &mut event {
+            Event::Received { peer, .. }
+            | Event::Lent { peer, .. }
+            | Event::Written { peer, .. } => peer,
+            Event::Connected { peer, hello } => return self.connected(at, *peer, *hello),
+            Event::Lost { .. } => return self.lost(at, event),
+        };
+        if let Some(peer) = self.members[at].peer(*number) {
+            *number = peer;
+            self.ready.push(event);
+        }
+    }
+
+    #[cold]
+    fn connected(&mut self, at: usize, inner: PeerId, hello: Hello) {
+        let peer = match self.members[at].peer(inner) {
+            Some(peer) => peer,
+            None => {
+                let peer = PeerId(self.numbers.free());
+                self.enter_lane(peer, Lane { member: at, peer: inner, stage: Stage::Up });
+                peer
+            }
+        };
+        if let Some(Some(lane)) = self.lanes.get_mut(peer.0 as usize) {
+            lane.stage = Stage::Up;
+        }
+        tracing::debug!(%peer, van = self.members[at].name(), node = hello.node.get(), "a lane");
+        self.ready.push(Event::Connected { peer, hello });
+    }
+
+    #[cold]
+    fn lost(&mut self, at: usize, event: Event) {
+        let Event::Lost { peer: inner, error } = event else { return };
+        let Some(peer) = self.members[at].peer(inner) else { return };
+        let Some(Some(lane)) = self.lanes.get_mut(peer.0 as usize) else { return };
+        let stage = std::mem::replace(&mut lane.stage, Stage::Lost);
+        let mut error = error.of(peer);
+        if let Stage::Dialling(ways, whole) = stage {
+            if !ways.is_empty() && !error.is_refusal() {
+                tell_of_next(self.members[at].name(), &whole, &error, ways.len());
+                self.members[at].forget(inner);
+                self.lanes[peer.0 as usize] = None;
+                match self.dial(peer, ways, &whole) {
+                    Ok(()) => return,
+                    Err(last) => error = last,
+                }
+            }
+            if let Error::Connect { address, .. } | Error::PeerLost { address, .. } = &mut error {
+                *address = whole;
+            }
+        }
+        self.numbers.lose(peer.0);
+        self.ready.push(Event::Lost { peer, error });
+    }
+
+    /// Goes on without a member that is broken: its lanes are lost, and new ones go over others.
+    ///
+    /// # Errors
+    /// The member's, if it is the last.
+    #[cold]
+    fn break_down(&mut self, at: usize, error: Error) -> Result<()> {
+        self.members[at].is_broken = true;
+        let others: Vec<_> =
+            self.members.iter().filter(|member| !member.is_broken).map(Member::name).collect();
+        if others.is_empty() {
+            return Err(error);
+        }
+        let van = self.members[at].name();
+        let why = with_sources(&error);
+        tracing::warn!(why, "the {van} van is broken; its lanes go over {}", others.join(" or "));
+        let inner = (0..self.members[at].peers.len()).map(|index| PeerId(index as u32));
+        for inner in
+            inner.filter(|inner| self.members[at].peer(*inner).is_some()).collect::<Vec<_>>()
+        {
+            let reason = format!("the {van} van is broken: {why}").into();
+            let error = Error::PeerLost { peer: inner, address: format!("over {van}"), reason };
+            self.lost_unless_known(at, inner, error);
+        }
+        self.descriptors = self
+            .members
+            .iter()
+            .filter(|member| !member.is_broken)
+            .flat_map(|member| member.van.descriptors())
+            .collect();
+        Ok(())
+    }
+
+    /// Reports a loss that was not reported before.
+    fn lost_unless_known(&mut self, at: usize, inner: PeerId, error: Error) {
+        let lane =
+            self.members[at].peer(inner).and_then(|peer| self.lanes[peer.0 as usize].as_ref());
+        if lane.is_some_and(|lane| !matches!(lane.stage, Stage::Lost)) {
+            self.lost(at, Event::Lost { peer: inner, error });
+        }
+    }
+}
+
+/// The addresses of all members as one.
+fn own_address(members: &[Member]) -> String {
+    let named = members.iter().map(|member| address::Named {
+        carrier: member.van.carrier(),
+        host: member.host.as_deref(),
+        address: &member.van.about().address,
+    });
+    address::join(named)
+}
+
+/// The address of a node whose vans have these carriers, hosts and addresses: the one that it has
+/// itself once it is a transport of them. A van that leaves its host has none.
+pub fn address<'a>(vans: impl Iterator<Item = (&'a str, Option<&'a str>, &'a str)>) -> String {
+    let vans: Vec<_> = vans.map(|(carrier, host, at)| (carrier, host.map(digest), at)).collect();
+    let named = vans.iter().map(|(carrier, host, address)| address::Named {
+        carrier,
+        host: host.as_deref(),
+        address,
+    });
+    address::join(named)
+}
+
+/// Says that no lane came about over a van, if another one is tried.
+fn tell_of_next(van: &str, address: &str, error: &Error, left: usize) {
+    if left > 0 {
+        let why = with_sources(error);
+        tracing::warn!(address, why, "no lane over {van}; the next van is tried");
+    }
+}
+
+/// An error and all that it comes from, as one line.
+fn with_sources(error: &Error) -> String {
+    let mut text = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
+}
+
+impl Progress for Mixed {
+    #[inline]
+    fn pace(&mut self) -> &mut Pace {
+        &mut self.pace
+    }
+
+    #[inline]
+    fn ready(&mut self) -> &mut Vec<Event> {
+        &mut self.ready
+    }
+
+    #[inline]
+    fn has_posted(&self) -> bool {
+        self.has_posted
+    }
+
+    /// Looks at the members that have lanes, and at the others now and then.
+    fn turn(&mut self) -> Result<bool> {
+        self.has_posted = false;
+        for at in 0..self.members.len() {
+            match self.members[at].is_due() {
+                Ok(true) => self.look_at(at)?,
+                Ok(false) => {}
+                Err(error) => self.break_down(at, error)?,
+            }
+        }
+        Ok(false) // only whole events count as progress
+    }
+
+    /// Sleeps until a member has something.
+    fn sleep(&mut self, limit: Duration) -> Result<()> {
+        let mut left = limit;
+        let mut down = 0;
+        for member in &mut self.members {
+            if left.is_zero() {
+                break;
+            }
+            down += 1;
+            if !member.is_broken {
+                left = member.van.lie_down(left)?;
+            }
+        }
+        if !left.is_zero() {
+            self.own.sleeps += 1;
+            self.own.system_calls += 1;
+            sleep::until_readable(&self.descriptors, left)
+                .map_err(|source| Error::Os { call: "sleeping on several vans", source })?;
+        }
+        for member in self.members.iter_mut().take(down).filter(|member| !member.is_broken) {
+            member.van.get_up()?;
+            member.turns_left = 0; // it may have been called
+        }
+        Ok(())
+    }
+}
+
+impl Transport for Mixed {
+    fn about(&self) -> &About {
+        &self.about
+    }
+
+    fn about_of(&self, peer: PeerId) -> &About {
+        match self.lanes.get(peer.0 as usize) {
+            Some(Some(lane)) => self.members[lane.member].van.about(),
+            _ => &self.about,
+        }
+    }
+
+    fn connect(&mut self, address: &str) -> Result<PeerId> {
+        let ways = self.ways(address);
+        let peer = PeerId(self.numbers.unused());
+        match self.dial(peer, ways, address) {
+            Ok(()) => Ok(peer),
+            Err(error) => {
+                self.numbers.give_back(peer.0);
+                Err(error)
+            }
+        }
+    }
+
+    fn disconnect(&mut self, peer: PeerId) {
+        let Some(lane) = self.lanes.get_mut(peer.0 as usize).and_then(Option::take) else { return };
+        self.members[lane.member].forget(lane.peer);
+        self.ready.retain(|event| event.peer() != peer);
+        match lane.stage {
+            Stage::Lost => self.numbers.forget(peer.0),
+            Stage::Dialling(..) | Stage::Up => self.numbers.give_back(peer.0),
+        }
+    }
+
+    #[inline]
+    fn post_send<'a>(&mut self, peer: PeerId, frame: Frame<'a>) -> Result<Option<Frame<'a>>> {
+        self.has_posted = true;
+        let (van, inner) = self.lane(peer)?;
+        van.post_send(inner, frame).map_err(|error| error.of(peer))
+    }
+
+    fn offer(&mut self, peer: PeerId, into: Buffer) -> Result<Offer> {
+        let (van, inner) = self.lane(peer)?;
+        van.offer(inner, into).map_err(|error| error.of(peer))
+    }
+
+    fn withdraw(&mut self, peer: PeerId, key: u64) -> Result<Buffer> {
+        let Ok((van, inner)) = self.lane(peer) else {
+            return Err(Error::OutsideOffer { key, at: 0, len: 0, offered: 0 });
+        };
+        van.withdraw(inner, key).map_err(|error| error.of(peer))
+    }
+
+    fn post_write(&mut self, peer: PeerId, data: Gather, into: &Offer, at: u64) -> Result<()> {
+        self.has_posted = true;
+        let (van, inner) = self.lane(peer)?;
+        van.post_write(inner, data, into, at).map_err(|error| error.of(peer))
+    }
+
+    fn poll(&mut self, events: &mut Vec<Event>) -> Result<()> {
+        wait::poll(self, events)
+    }
+
+    fn wait(&mut self, timeout: Duration) -> Result<()> {
+        wait::wait(self, timeout)
+    }
+
+    /// The sums of all members.
+    fn counters(&self) -> Counters {
+        self.members.iter().map(|member| member.van.counters()).fold(self.own, |sum, one| sum + one)
+    }
+}

@@ -1,0 +1,34 @@
+//! What a transport owes a thread that sleeps on several at once: its sleep in two halves.
+
+use std::time::Duration;
+
+use super::Transport;
+use crate::error::Result;
+
+/// A transport beside which others can sleep. [`Transport::wait`] is for a thread that has no
+/// other.
+///
+/// The thread takes in what [`Transport::poll`] reports, has every transport lie down, sleeps until
+/// a descriptor is readable, and has all of them get up.
+pub trait Sleeper: Transport {
+    /// What carries the bytes. Transports of one carrier connect to each other, whatever their
+    /// names are.
+    fn carrier(&self) -> &'static str;
+
+    /// The descriptors that become readable when a sleep has to end. They stay the same.
+    fn descriptors(&self) -> Vec<i32>;
+
+    /// Begins a sleep: from now on a descriptor becomes readable as soon as a poll would find
+    /// something. Returns how long the thread may sleep, at most `limit`; no time if a poll finds
+    /// something now.
+    ///
+    /// # Errors
+    /// As [`Transport::poll`].
+    fn lie_down(&mut self, limit: Duration) -> Result<Duration>;
+
+    /// Ends a sleep, also one that took no time. A poll follows.
+    ///
+    /// # Errors
+    /// As [`Transport::poll`].
+    fn get_up(&mut self) -> Result<()>;
+}
