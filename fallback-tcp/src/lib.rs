@@ -158,8 +158,8 @@ impl Engine for Poller {
         Ok(())
     }
 
-    fn descriptor(&self) -> Option<i32> {
-        descriptor::of(&self.poll)
+    fn descriptor(&mut self) -> io::Result<Option<i32>> {
+        Ok(descriptor::of(&self.poll))
     }
 
     fn system_calls(&self) -> u64 {

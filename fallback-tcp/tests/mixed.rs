@@ -251,7 +251,7 @@ impl Sleeper for Fragile {
         self.0.carrier()
     }
 
-    fn descriptors(&self) -> Vec<i32> {
+    fn descriptors(&mut self) -> Result<Vec<i32>> {
         self.0.descriptors()
     }
 

@@ -12,6 +12,8 @@ pub(super) struct Member {
     pub(super) van: Box<dyn Sleeper>,
     /// Where a van that does not leave the host is.
     pub(super) host: Option<String>,
+    /// What wakes a thread that sleeps on it.
+    pub(super) descriptors: Vec<i32>,
     /// The peer of each of its own numbers.
     pub(super) peers: Vec<Option<PeerId>>,
     /// How many of those there are.
@@ -22,9 +24,14 @@ pub(super) struct Member {
 }
 
 impl Member {
-    pub(super) fn new(van: Box<dyn Sleeper>) -> Member {
+    /// # Errors
+    /// As [`Sleeper::descriptors`].
+    pub(super) fn new(van: Box<dyn Sleeper>) -> Result<Member> {
+        let mut van = van;
         let host = van.about().host.as_deref().map(digest);
-        Member { van, host, peers: Vec::new(), lanes: 0, turns_left: 0, is_broken: false }
+        let descriptors = van.descriptors()?;
+        let (peers, lanes, turns_left, is_broken) = (Vec::new(), 0, 0, false);
+        Ok(Member { van, host, descriptors, peers, lanes, turns_left, is_broken })
     }
 
     pub(super) fn name(&self) -> &'static str {

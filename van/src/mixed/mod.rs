@@ -71,9 +71,9 @@ impl Mixed {
     /// A transport of these, fastest first, that waits like this.
     ///
     /// # Errors
-    /// [`Error::Unavailable`] if there are none.
+    /// [`Error::Unavailable`] if there are none; as [`Sleeper::descriptors`].
     pub fn new(members: Vec<Box<dyn Sleeper>>, wait: Wait) -> Result<Mixed> {
-        let members: Vec<Member> = members.into_iter().map(Member::new).collect();
+        let members = members.into_iter().map(Member::new).collect::<Result<Vec<_>>>()?;
         let Some(first) = members.first() else {
             let reason = "it is made of other vans, and none of them works".to_owned();
             return Err(Error::Unavailable { van: MIXED, reason });
@@ -96,7 +96,7 @@ impl Mixed {
             memory: first.memory.clone(),
             clock: first.clock.clone(),
         };
-        let descriptors = members.iter().flat_map(|member| member.van.descriptors()).collect();
+        let descriptors = descriptors(&members);
         Ok(Mixed {
             members,
             about,
@@ -286,12 +286,7 @@ impl Mixed {
             let error = Error::PeerLost { peer: inner, address: format!("over {van}"), reason };
             self.lost_unless_known(at, inner, error);
         }
-        self.descriptors = self
-            .members
-            .iter()
-            .filter(|member| !member.is_broken)
-            .flat_map(|member| member.van.descriptors())
-            .collect();
+        self.descriptors = descriptors(&self.members);
         Ok(())
     }
 
@@ -303,6 +298,12 @@ impl Mixed {
             self.lost(at, Event::Lost { peer: inner, error });
         }
     }
+}
+
+/// What wakes a thread that sleeps on all members that are not broken.
+fn descriptors(members: &[Member]) -> Vec<i32> {
+    let whole = members.iter().filter(|member| !member.is_broken);
+    whole.flat_map(|member| &member.descriptors).copied().collect()
 }
 
 /// The addresses of all members as one.

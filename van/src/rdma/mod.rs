@@ -357,8 +357,8 @@ impl Sleeper for Rdma {
         NAME
     }
 
-    fn descriptors(&self) -> Vec<i32> {
-        self.fds().into_iter().filter(|&fd| fd >= 0).collect()
+    fn descriptors(&mut self) -> Result<Vec<i32>> {
+        Ok(self.fds().into_iter().filter(|&fd| fd >= 0).collect())
     }
 
     fn lie_down(&mut self, limit: Duration) -> Result<Duration> {

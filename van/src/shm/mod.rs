@@ -400,8 +400,8 @@ impl Sleeper for Shm {
         NAME
     }
 
-    fn descriptors(&self) -> Vec<i32> {
-        vec![self.sockets.epoll.descriptor()]
+    fn descriptors(&mut self) -> Result<Vec<i32>> {
+        Ok(vec![self.sockets.epoll.descriptor()])
     }
 
     fn lie_down(&mut self, limit: Duration) -> Result<Duration> {

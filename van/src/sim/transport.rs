@@ -307,8 +307,8 @@ impl Sleeper for SimTransport {
         self.about.name
     }
 
-    fn descriptors(&self) -> Vec<i32> {
-        Vec::new()
+    fn descriptors(&mut self) -> Result<Vec<i32>> {
+        Ok(Vec::new())
     }
 
     fn lie_down(&mut self, _: Duration) -> Result<Duration> {

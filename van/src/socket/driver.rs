@@ -295,12 +295,17 @@ impl<E: Engine> Driver<E> {
 
     /// The engine is asked at the next look: the thread has slept elsewhere.
     pub(super) fn get_up(&mut self) {
+        self.engine.quiet();
         self.asked = false;
     }
 
     /// As [`Engine::descriptor`].
-    pub(super) fn descriptor(&self) -> Option<i32> {
-        self.engine.descriptor()
+    ///
+    /// # Errors
+    /// [`Error::Os`].
+    pub(super) fn descriptor(&mut self) -> Result<Option<i32>> {
+        let failed = |source| Error::Os { call: "making a descriptor to sleep on", source };
+        self.engine.descriptor().map_err(failed)
     }
 
     /// Has the engine watch the direct lanes as well.

@@ -85,9 +85,15 @@ pub trait Engine: Sized {
 
     /// The descriptor that becomes readable with the next report, for threads that sleep on more
     /// than this engine; `None` where the system has no such thing.
-    fn descriptor(&self) -> Option<i32> {
-        None
+    ///
+    /// # Errors
+    /// What the system reports.
+    fn descriptor(&mut self) -> io::Result<Option<i32>> {
+        Ok(None)
     }
+
+    /// Makes the descriptor unreadable again, where a look at the reports does not. A look follows.
+    fn quiet(&mut self) {}
 
     /// System calls of [`Engine::watch`], [`Engine::ignore`] and [`Engine::wait`] so far.
     fn system_calls(&self) -> u64;

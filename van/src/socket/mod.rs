@@ -177,8 +177,8 @@ impl<E: Engine> Sleeper for Sockets<E> {
         CARRIER
     }
 
-    fn descriptors(&self) -> Vec<i32> {
-        self.driver.descriptor().into_iter().collect()
+    fn descriptors(&mut self) -> Result<Vec<i32>> {
+        Ok(self.driver.descriptor()?.into_iter().collect())
     }
 
     fn lie_down(&mut self, limit: Duration) -> Result<Duration> {

@@ -16,7 +16,10 @@ pub trait Sleeper: Transport {
     fn carrier(&self) -> &'static str;
 
     /// The descriptors that become readable when a sleep has to end. They stay the same.
-    fn descriptors(&self) -> Vec<i32>;
+    ///
+    /// # Errors
+    /// [`Error::Os`](crate::Error::Os).
+    fn descriptors(&mut self) -> Result<Vec<i32>>;
 
     /// Begins a sleep: from now on a descriptor becomes readable as soon as a poll would find
     /// something. Returns how long the thread may sleep, at most `limit`; no time if a poll finds

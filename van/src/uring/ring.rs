@@ -5,10 +5,11 @@
 
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 use io_uring::{IoUring, opcode, squeue, types};
+use rustix::event::{EventfdFlags, eventfd};
 use socket2::{Domain, Protocol, SockRef, Type};
 
 use super::probe::{self, Mode};
@@ -27,6 +28,10 @@ pub struct Ring {
     system_calls: u64,
     /// What was completed while room was made for more watches.
     completed: Vec<Report>,
+    /// Made readable by the kernel when something has become ready, for a thread that sleeps
+    /// elsewhere. The ring's own descriptor does not do: with [`Mode::Deferred`] the kernel wakes
+    /// nobody who waits for that.
+    notice: Option<OwnedFd>,
 }
 
 impl Ring {
@@ -37,7 +42,8 @@ impl Ring {
     pub(super) fn new(modes: &[Mode]) -> Result<Ring> {
         let unavailable = |reason| Error::Unavailable { van: Ring::NAME, reason };
         let (io, mode) = probe::open(modes).map_err(unavailable)?;
-        Ok(Ring { io, mode, listener: None, system_calls: 0, completed: Vec::new() })
+        let (listener, notice, completed) = (None, None, Vec::new());
+        Ok(Ring { io, mode, listener, system_calls: 0, completed, notice })
     }
 
     /// Queues a poll operation for `events` of an open socket.
@@ -165,8 +171,24 @@ impl Engine for Ring {
         Ok(())
     }
 
-    fn descriptor(&self) -> Option<i32> {
-        Some(self.io.as_raw_fd())
+    fn descriptor(&mut self) -> io::Result<Option<i32>> {
+        let notice = match self.notice.take() {
+            Some(notice) => notice,
+            None => {
+                let made = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
+                self.io.submitter().register_eventfd(made.as_raw_fd())?;
+                made
+            }
+        };
+        Ok(Some(self.notice.insert(notice).as_raw_fd()))
+    }
+
+    fn quiet(&mut self) {
+        if let Some(notice) = &self.notice {
+            self.system_calls += 1;
+            // Fails where nothing has become ready.
+            let _ = rustix::io::read(notice, &mut [0; 8]);
+        }
     }
 
     fn system_calls(&self) -> u64 {
