@@ -76,6 +76,9 @@ pub struct NodeConfig {
     pub vans: Vec<Van>,
     /// Settings of the rdma van.
     pub rdma: RdmaConfig,
+    /// Number of the node or the thread among those of its host: they begin at different ones of
+    /// equal ports.
+    pub turn: u32,
     /// Host name or address to listen on, which peers connect to.
     pub host: String,
     /// How a thread waits for work.
@@ -131,6 +134,7 @@ impl Default for NodeConfig {
             van: Van::Auto,
             vans: Vec::new(),
             rdma: RdmaConfig::default(),
+            turn: 0,
             host: "127.0.0.1".to_owned(),
             wait: Wait::default(),
             memory_bytes: 8 << 30,
@@ -252,6 +256,8 @@ impl NodeConfig {
             credits: self.credits,
             listen: join_host(&self.host, 0),
             rdma: self.rdma.clone(),
+            near: self.numa.node(),
+            turn: self.turn,
             memory_bytes: self.memory_bytes,
             pages: PageSource { node: self.numa.node(), huge: self.huge_pages, shareable: false },
             frame_bytes: self.eager_bytes,

@@ -172,6 +172,11 @@ impl Worker {
         self.servers.iter().map(|server| self.endpoint.lanes.van_of(server.peer)).collect()
     }
 
+    /// The port that the lane to each server thread goes over, as "mlx5_0/1", if its van has ports.
+    pub fn ports(&self) -> Vec<Option<&str>> {
+        self.servers.iter().map(|server| self.endpoint.lanes.port_of(server.peer)).collect()
+    }
+
     /// Registered memory: pushes from it and pulls into it need no copy.
     pub fn memory(&self) -> &Pool {
         self.endpoint.lanes.memory()

@@ -10,7 +10,7 @@ pub use rdma::{RdmaConfig, RdmaConnect};
 use crate::error::{Error, Result};
 use crate::handshake::Secret;
 use crate::wait::Wait;
-use caravan_numa::PageSource;
+use caravan_numa::{NumaId, PageSource};
 
 /// A node's identity, which it proves to its peers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -45,6 +45,11 @@ pub struct VanConfig {
     pub listen: String,
     /// Settings of the rdma van alone.
     pub rdma: RdmaConfig,
+    /// The NUMA node of the thread, if it is of one: it takes ports there before others.
+    pub near: Option<NumaId>,
+    /// Number of the thread among those of this machine: they begin at different ones of equal
+    /// ports.
+    pub turn: u32,
     /// Limit of registered memory in bytes, at least [`VanConfig::MEMORY_BYTES_MIN`].
     pub memory_bytes: usize,
     /// Source of that memory. Vans whose peers map it make it shareable themselves.
@@ -75,6 +80,8 @@ impl Default for VanConfig {
             credits: 256,
             listen: "127.0.0.1:0".to_owned(),
             rdma: RdmaConfig::default(),
+            near: None,
+            turn: 0,
             memory_bytes: 4 << 30,
             pages: PageSource::default(),
             frame_bytes: 24 << 10,

@@ -215,6 +215,8 @@ pub struct About {
     /// For a van that does not leave the host, where that is: it connects only those that say the
     /// same.
     pub host: Option<String>,
+    /// The port of the device that it is on, as "mlx5_0/1".
+    pub port: Option<String>,
     /// What this van can carry.
     pub limits: Limits,
     /// The memory this van sends from and receives into.

@@ -11,11 +11,12 @@ mod support;
 use std::time::{Duration, Instant};
 
 use caravan_van::conformance::{a_crowd_costs_the_active_lane_nothing, lanes};
+use caravan_van::mixed::Mixed;
 use caravan_van::rdma::Rdma;
 use caravan_van::wire::{Coding, Kind};
 use caravan_van::{
-    Arrival, Buffer, Draft, Endpoint, Error, Event, PeerId, RdmaConfig, RdmaConnect, Transport,
-    Values, VanConfig, Wait,
+    Arrival, Buffer, Draft, Endpoint, Error, Event, PeerId, RdmaConfig, RdmaConnect, Sleeper,
+    Transport, Values, VanConfig, Wait,
 };
 use support::{connect, frame};
 
@@ -111,6 +112,83 @@ mod linked_by_ipv6 {
         "CARAVAN_TEST_ADDRESS6",
         "CARAVAN_TEST_ADDRESS26"
     ));
+}
+
+/// A transport on all ports that a thread uses.
+fn on_ports(config: &VanConfig) -> Mixed {
+    let ports = Rdma::on_ports(config).unwrap().into_iter();
+    let members = ports.map(|port| Box::new(port) as Box<dyn Sleeper>).collect();
+    Mixed::new(members, config.wait).unwrap()
+}
+
+/// A node of each turn takes another port of two: lanes go over a device or over the link.
+mod on_ports {
+    macro_rules! makes_on_ports {
+        () => {{
+            let Some(_) = super::device() else { return };
+            move |config: super::VanConfig| {
+                super::on_ports(&super::VanConfig { turn: config.node, ..config })
+            }
+        }};
+    }
+    caravan_van::conformance!(makes_on_ports!());
+}
+
+/// Goal: threads share two equal ports evenly, at both ends, without a setting, and any port reaches
+/// any other. Method: a client and a server of each turn, and a lane between each two.
+#[test]
+fn threads_begin_at_different_ports() {
+    let (Some(_), Some(_)) = (device(), variable("CARAVAN_TEST_ADDRESS2")) else { return };
+    let make = |node: u32| {
+        let common =
+            VanConfig { wait: Wait::default(), memory_bytes: 64 << 20, ..VanConfig::default() };
+        on_ports(&VanConfig { node, turn: node, ..common })
+    };
+    let (mut clients, mut servers) = ([0, 1].map(make), [0, 1].map(make));
+    let port = |van: &Mixed, peer| van.about_of(peer).port.clone().unwrap();
+    let mut found = Vec::new();
+    for client in &mut clients {
+        for server in &mut servers {
+            let (there, back) = connect(client, server);
+            client.post_send(there, frame(client, b"over it").into()).unwrap();
+            let mut events = Vec::new();
+            let began = Instant::now();
+            while events.is_empty() {
+                client.poll(&mut Vec::new()).unwrap();
+                server.poll(&mut events).unwrap();
+                assert!(began.elapsed() < Duration::from_secs(60), "nothing came");
+            }
+            assert!(matches!(&events[0], Event::Received { peer, .. } if *peer == back));
+            found.push((port(client, there), port(server, back)));
+        }
+    }
+    let one = found[0].0.clone();
+    let other = found[3].0.clone();
+    assert_ne!(one, other);
+    let expected = [(&one, &one), (&one, &other), (&other, &one), (&other, &other)];
+    assert_eq!(found.iter().map(|(from, to)| (from, to)).collect::<Vec<_>>(), expected);
+}
+
+/// Goal: a port that cannot be reached costs a lane nothing but time. Method: the address of a
+/// server whose first port refuses callers.
+#[test]
+fn a_port_that_refuses_is_passed_over() {
+    let (Some(_), Some(address)) = (device(), variable("CARAVAN_TEST_ADDRESS")) else { return };
+    let config = VanConfig { memory_bytes: 64 << 20, ..VanConfig::default() };
+    let (mut client, mut server) = (on_ports(&config), on_ports(&config));
+    let address = format!("rdma={address}:1|{}", server.about().address); // nobody listens there
+    let there = client.connect(&address).unwrap();
+    let began = Instant::now();
+    let mut events = Vec::new();
+    while events.is_empty() {
+        assert!(began.elapsed() < Duration::from_secs(60), "no lane");
+        client.wait(Duration::from_millis(1)).unwrap();
+        client.poll(&mut events).unwrap();
+        server.wait(Duration::from_millis(1)).unwrap();
+        server.poll(&mut Vec::new()).unwrap();
+    }
+    let is_up = matches!(events[0], Event::Connected { peer, .. } if peer == there);
+    assert!(is_up && client.about_of(there).name == "rdma", "{events:?}");
 }
 
 /// More lanes than the queues of Soft-RoCE hold, if each had all that a busy one has.

@@ -38,6 +38,7 @@ impl Wire {
             name: "wire",
             address: "here".to_owned(),
             host: None,
+            port: None,
             limits: Limits::plain(FRAME_BYTES, 1024),
             memory: Pool::new(64 << 20),
             clock: Clock::simulated(Stopped),

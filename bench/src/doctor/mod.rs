@@ -62,7 +62,7 @@ pub(crate) fn run(common: &Common, args: &DoctorArgs) -> Result<()> {
         Err(error) if error.is::<Usage>() => return Err(error),
         Err(error) => report.say(format_args!("layout unknown: {error}")),
     }
-    let rdma = rdma::find();
+    let rdma = rdma::find(&config.node.van_config(0));
     let checks = checks(&rdma);
     for check in &checks {
         report.row(check)?;
@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn every_van_is_checked_and_what_fails_has_a_remedy() {
-        let checks = checks(&rdma::find());
+        let checks = checks(&rdma::find(&VanConfig::default()));
         let vans: Vec<&str> = checks.iter().map(|check| check.van.as_str()).collect();
         assert_eq!(vans, ["rdma", "uring", "shm", "tcp", "sim"]);
         for check in checks {

@@ -31,6 +31,8 @@ pub(crate) struct RdmaDevice {
     pub(crate) gids: Vec<RdmaGid>,
     /// Bytes this process may register with devices; none for no limit.
     pub(crate) memlock_bytes: Option<u64>,
+    /// Whether threads use it, where they use RDMA.
+    pub(crate) used: bool,
     pub(crate) works: bool,
     /// The obstacle; empty if it works.
     pub(crate) why: String,
@@ -69,9 +71,10 @@ impl Row for RdmaDevice {
         let mtu = self.mtu.map_or("MTU unknown".to_owned(), |mtu| format!("MTU {mtu}"));
         let node = self.numa_node.map_or("no NUMA node".to_owned(), |n| format!("NUMA node {n}"));
         let memlock = memlock_text(self.memlock_bytes);
+        let used = if self.used { "  ◄ messages" } else { "" };
         let mut text = format!(
-            "{} port {}  {}, {}, {}, {mtu}, {node}, memlock {memlock}",
-            self.device, self.port, self.state, self.link_layer, self.rate
+            "{} port {}  {}, {}, {}, {mtu}, {node}, memlock {memlock}{}",
+            self.device, self.port, self.state, self.link_layer, self.rate, used
         );
         for gid in &self.gids {
             let on = gid.interface.as_ref().map_or(String::new(), |name| format!(" on {name}"));

@@ -37,6 +37,9 @@ row! {
         /// The median over rounds of the subject's median against the floor's.
         ratio_p50: f64 => "ratio" as ratio,
         wrong: u64 => "wrong",
+        /// The worker's ports that its lanes go over, where the van has ports.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        ports: Vec<String>; "" |row| row.ports.join("+"),
         /// The median of each round, which shows how far they swing.
         rounds: Vec<f64>,
         floor_rounds: Vec<f64>,
@@ -90,6 +93,7 @@ pub(super) fn measure(
         floor_p99_us: milli(quantile_us(&floor.nanos, 0.99)),
         ratio_p50: milli(ratio),
         wrong,
+        ports: Vec::new(),
         rounds: medians.map(milli).collect(),
         floor_rounds: floor_medians.map(milli).collect(),
         histogram: encoded(&nanos),

@@ -33,6 +33,9 @@ row! {
         /// The median over rounds of the floor's time against the subject's.
         ratio: f64 => "ratio" as ratio,
         wrong: u64 => "wrong",
+        /// The worker's ports that its lanes go over, where the van has ports.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        ports: Vec<String>; "" |row| row.ports.join("+"),
         /// Of many workers at a time.
         #[serde(flatten, skip_serializing_if = "Option::is_none")]
         crowd: Option<Crowd>; "" |row| row.crowd.map_or_else(String::new, Crowd::text),
@@ -69,6 +72,9 @@ row! {
         server_bytes_copied_per_msg: f64 => "copied" as whole,
         server_cpu_us_per_msg: f64 => "cpu us" as three,
         wrong: u64 => "wrong",
+        /// The worker's ports that its lanes go over, where the van has ports.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        ports: Vec<String>; "" |row| row.ports.join("+"),
         /// Of many workers at a time.
         #[serde(flatten, skip_serializing_if = "Option::is_none")]
         crowd: Option<Crowd>; "" |row| row.crowd.map_or_else(String::new, Crowd::text),
@@ -191,6 +197,7 @@ pub(super) fn bandwidth(van: &str, task: &Task, streams: &Streams) -> Bandwidth 
         floor_gb_per_s: milli(bytes / streams.floor_seconds / 1e9),
         ratio: milli(streams.ratio),
         wrong: streams.wrong,
+        ports: Vec::new(),
         crowd: None,
         rounds,
         floor_rounds,
@@ -218,6 +225,7 @@ pub(super) fn rate(van: &str, task: &Task, streams: &Streams) -> Rate {
         server_bytes_copied_per_msg: milli(each(servers.bytes_copied)),
         server_cpu_us_per_msg: micro(each(servers.cpu_ns) / 1e3),
         wrong: streams.wrong,
+        ports: Vec::new(),
         crowd: None,
         rounds,
         floor_rounds,

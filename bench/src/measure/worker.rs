@@ -1,11 +1,12 @@
 //! The worker's side of `caravan bench`: worker 0 measures one task against its own floor and
 //! answers with the row.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use caravan_kv::node::address_over;
-use caravan_kv::{App, WorkerNode};
+use caravan_kv::{App, Worker, WorkerNode};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -29,6 +30,22 @@ pub(super) enum MeasuredRow {
     Latency(Latency),
     Bandwidth(Bandwidth),
     Rate(Rate),
+}
+
+impl MeasuredRow {
+    fn ports(&mut self) -> &mut Vec<String> {
+        match self {
+            MeasuredRow::Latency(row) => &mut row.ports,
+            MeasuredRow::Bandwidth(row) => &mut row.ports,
+            MeasuredRow::Rate(row) => &mut row.ports,
+        }
+    }
+}
+
+/// The ports that a worker's lanes go over, each once.
+fn ports(worker: &Worker) -> Vec<String> {
+    let ports = worker.ports().into_iter().flatten().map(str::to_owned);
+    ports.collect::<BTreeSet<_>>().into_iter().collect()
 }
 
 /// Measures the tasks of a run.
@@ -61,6 +78,7 @@ impl Measure {
                 floor
             }
         };
+        let ports = ports(&node.worker);
         let mut subject =
             Requests::new(&mut node.worker, &mut self.tables, node.config.eager_bytes)
                 .key_cache(task.key_cache)
@@ -69,6 +87,7 @@ impl Measure {
         let mut slower = Slower { subject: &mut subject, percent };
         let subject: &mut dyn Subject = if percent == 0 { slower.subject } else { &mut slower };
         let mut measured = measure(&van, task, &mut **floor, subject)?;
+        *measured.row.ports() = ports;
         measured.warnings.extend(self.doubt.clone());
         Ok(measured)
     }

@@ -135,7 +135,7 @@ pub const VARS: &[Var] = &[
     Var {
         name: "CARAVAN_RDMA_DEVICE",
         default: "auto",
-        help: "RDMA device, as `mlx5_0`; auto selects the one with `CARAVAN_HOST`, else the first with an active port",
+        help: "RDMA device, as `mlx5_0`; auto selects the one with `CARAVAN_HOST`, else the first with an active port, and those like it",
         set: |c, v| {
             c.node.rdma.device = Some(v.to_owned()).filter(|v| !v.is_empty() && v != "auto");
             Some(())
@@ -152,7 +152,7 @@ pub const VARS: &[Var] = &[
     Var {
         name: "CARAVAN_RDMA_PORT",
         default: "auto",
-        help: "port of the RDMA device, from 1; auto is the first active one",
+        help: "port of the RDMA device, from 1; auto is the first active one, and those like it",
         set: |c, v| or_auto(v, |v| count(v, 255)).map(|n| c.node.rdma.port = n.map(|n| n as u8)),
         show: |c| shown(c.node.rdma.port),
     },

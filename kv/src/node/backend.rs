@@ -15,6 +15,8 @@ use caravan_van::socket::CARRIER;
 use caravan_van::{MIXED, Sleeper, Transport, VanConfig, Wait};
 use serde::{Deserialize, Serialize};
 
+#[cfg(all(target_os = "linux", feature = "rdma"))]
+use super::placement::bound_node;
 use crate::config::NodeConfig;
 use crate::error::{Error, Result, with_sources};
 
@@ -115,14 +117,22 @@ pub(crate) fn open_joined(config: &NodeConfig, van: &VanConfig) -> Result<Box<dy
     if config.van != Van::Mixed {
         return open(config.van, van);
     }
-    let members = config.vans.iter().filter_map(|&member| match open_one(member, van) {
-        Ok(member) => Some(member),
+    let members = config.vans.iter().filter_map(|&member| match open_ports(member, van) {
+        Ok(ports) => Some(ports),
         Err(error) => {
             tracing::warn!(why = with_sources(&error), "going on without the {member} van");
             None
         }
     });
-    mix(members.collect(), van.wait)
+    mix(members.flatten().collect(), van.wait)
+}
+
+/// Opens a transport of the van on each port that the thread uses.
+fn open_ports(van: Van, config: &VanConfig) -> Result<Ports> {
+    match (van, rdma::PORTS) {
+        (Van::Rdma, Some(open)) => Ok(open(config)?),
+        _ => Ok(vec![open_one(van, config)?]),
+    }
 }
 
 /// Makes one transport of several, fastest first.
@@ -133,12 +143,24 @@ pub(crate) fn mix(members: Vec<Box<dyn Sleeper>>, wait: Wait) -> Result<Box<dyn 
     mixed::make(members, wait)
 }
 
-/// The address of a node with these vans, each with its host if it does not leave it.
+/// The address of a node with these vans, each with its host if it does not leave it, and with the
+/// [addresses of its ports](address_of_ports).
 pub(crate) fn joined_address<'a>(
     vans: impl Iterator<Item = (Van, Option<&'a str>, &'a str)>,
 ) -> String {
-    mixed::join(vans.map(|(van, host, address)| (carrier(van), host, address)))
+    mixed::join(vans.flat_map(|(van, host, address)| {
+        address.split(PORT).map(move |port| (carrier(van), host, port))
+    }))
 }
+
+/// The addresses of the ports of a van as one.
+pub(crate) fn address_of_ports(ports: &[Box<dyn Sleeper>]) -> String {
+    let addresses = ports.iter().map(|port| port.about().address.as_str());
+    addresses.collect::<Vec<_>>().join(PORT)
+}
+
+/// Stands between the addresses of two ports.
+const PORT: &str = ";";
 
 /// The part of a server's address that this van connects to: all of it, unless the server has
 /// several vans.
@@ -161,6 +183,9 @@ pub(crate) fn carrier(van: Van) -> &'static str {
         Van::Auto | Van::Mixed => "",
     }
 }
+
+/// A van's transports of one thread: one for each port that it uses.
+pub(crate) type Ports = Vec<Box<dyn Sleeper>>;
 
 type Opener = fn(&VanConfig) -> caravan_van::Result<Box<dyn Sleeper>>;
 
@@ -230,6 +255,8 @@ mod rdma {
 
     pub(super) const OPENER: Option<Opener> = None;
 
+    pub(super) const PORTS: Option<fn(&VanConfig) -> Result<Ports>> = None;
+
     pub(super) fn reaches(_: &VanConfig, _: &str) -> caravan_van::Result<()> {
         Ok(())
     }
@@ -244,10 +271,24 @@ mod rdma {
     use caravan_van::rdma::Rdma;
     use caravan_van::rdma::devices::{DeviceInfo, devices};
     pub(super) use caravan_van::rdma::reaches;
+    use caravan_van::rdma::{equal_ports, port_name};
 
     use super::*;
 
     pub(super) const OPENER: Option<Opener> = Some(|config| Ok(Box::new(Rdma::new(config)?)));
+
+    pub(super) const PORTS: Option<fn(&VanConfig) -> Result<Ports>> = Some(open_ports);
+
+    fn open_ports(config: &VanConfig) -> Result<Ports> {
+        let has_several = ports(Path::new("/sys")) > 1;
+        let near = config.near.or_else(|| has_several.then(bound_node).flatten());
+        let opened = Rdma::on_ports(&VanConfig { near, ..config.clone() })?;
+        Ok(opened.into_iter().map(|van| Box::new(van) as Box<dyn Sleeper>).collect())
+    }
+
+    fn ports(sysfs: &Path) -> usize {
+        devices(sysfs).iter().map(|device| device.ports.len()).sum()
+    }
 
     /// Selected like the van does: the device that is named or has the node's address, else the
     /// first with an active port.
@@ -262,12 +303,24 @@ mod rdma {
             Some(name) => devices.iter().find(|device| device.name == *name),
             None => devices.iter().find(has_address).or_else(|| devices.iter().find(is_active)),
         }?;
-        // A software device is attached where its interface is.
+        // Threads share equal ports, each those at its own node: they belong at all of these.
+        let used = equal_ports(&devices, &config.van_config(0));
+        let is_used = |device: &&DeviceInfo| {
+            let mut names = device.ports.iter().map(|port| port_name(&device.name, port.number));
+            names.any(|name| used.contains(&name))
+        };
+        let node = node_of(device, sysfs);
+        let others: Vec<_> = devices.iter().filter(is_used).map(|it| node_of(it, sysfs)).collect();
+        let is_one = !others.contains(&node) || others.iter().all(|other| *other == node);
+        Some(Nic { name: device.name.clone(), node: node.filter(|_| is_one) })
+    }
+
+    /// The node of a device. A software device is attached where its interface is.
+    fn node_of(device: &DeviceInfo, sysfs: &Path) -> Option<NumaId> {
         let interfaces = device.ports.iter().flat_map(|port| &port.gids);
         let mut interfaces = interfaces.filter_map(|gid| gid.interface.as_deref());
         let node = device.numa_node.map(|node| NumaId(node as usize));
-        let node = node.or_else(|| interfaces.find_map(|name| interface_node(name, sysfs)));
-        Some(Nic { name: device.name.clone(), node })
+        node.or_else(|| interfaces.find_map(|name| interface_node(name, sysfs)))
     }
 }
 
@@ -363,7 +416,7 @@ pub(crate) fn receive<T>(from: &Receiver<T>) -> Result<T, RecvError> {
 const LOOK: Duration = Duration::from_millis(1);
 
 /// A van opened before the cluster has chosen, or why it could not be opened.
-pub(crate) type Opened = (Van, Result<Box<dyn Sleeper>>);
+pub(crate) type Opened = (Van, Result<Ports>);
 
 /// Opens every van that this node's settings allow, in order; all nodes choose one together. A van
 /// that fails is listed with its error. `accepts` tells whether peers may connect to this node.
@@ -373,11 +426,11 @@ pub(crate) type Opened = (Van, Result<Box<dyn Sleeper>>);
 pub(crate) fn open_all(config: &NodeConfig, accepts: bool) -> Result<Vec<Opened>> {
     let van_config = VanConfig { accepts, ..config.van_config(0) };
     if config.van != Van::Auto {
-        return Ok(vec![(config.van, Ok(open_one(config.van, &van_config)?))]);
+        return Ok(vec![(config.van, Ok(open_ports(config.van, &van_config)?))]);
     }
     let try_out = |van| {
         reaches(van, &van_config, &config.scheduler)?;
-        open_one(van, &van_config)
+        open_ports(van, &van_config)
     };
     Ok(VANS.into_iter().map(|van| (van, try_out(van))).collect())
 }
@@ -543,19 +596,20 @@ mod tests {
     #[test]
     #[cfg(all(target_os = "linux", feature = "rdma"))]
     fn the_nic_is_the_device_that_the_van_takes() {
-        let port = |device: &str, state: &str, interface: &str, address: &str| {
+        let port = |device: &str, state: &str, interface: &str, address: &str, rate: &str| {
             let at = format!("class/infiniband/{device}/ports/1");
             [
                 (format!("{at}/link_layer"), "Ethernet\n".to_owned()),
                 (format!("{at}/state"), format!("{state}\n")),
+                (format!("{at}/rate"), format!("{rate}\n")),
                 (format!("{at}/gids/0"), format!("0000:0000:0000:0000:0000:ffff:{address}\n")),
                 (format!("{at}/gid_attrs/types/0"), "RoCE v2\n".to_owned()),
                 (format!("{at}/gid_attrs/ndevs/0"), format!("{interface}\n")),
             ]
         };
-        let mut files = port("mlx5_0", "1: DOWN", "eth0", "c000:0201").to_vec();
-        files.extend(port("mlx5_1", "4: ACTIVE", "eth1", "c000:0202"));
-        files.extend(port("rxe0", "4: ACTIVE", "eth2", "c000:0203"));
+        let mut files = port("mlx5_0", "1: DOWN", "eth0", "c000:0201", "100").to_vec();
+        files.extend(port("mlx5_1", "4: ACTIVE", "eth1", "c000:0202", "100"));
+        files.extend(port("rxe0", "4: ACTIVE", "eth2", "c000:0203", "2.5"));
         files.push(("class/infiniband/mlx5_0/device/numa_node".to_owned(), "0".to_owned()));
         files.push(("class/infiniband/mlx5_1/device/numa_node".to_owned(), "1".to_owned()));
         files.push(("devices/pci3/numa_node".to_owned(), "3".to_owned()));
@@ -574,6 +628,14 @@ mod tests {
         assert_eq!(of(Van::Auto, "127.0.0.1", Some("mlx5_0")), found("mlx5_0", 0));
         assert_eq!(of(Van::Tcp, "192.0.2.3", None), None, "no interface of this machine has it");
         assert_eq!(of(Van::Tcp, "127.0.0.1", None), None);
+
+        let at = root.join("class/infiniband");
+        fs::write(at.join("mlx5_0/ports/1/state"), "4: ACTIVE").unwrap();
+        let both = Some(("mlx5_0".to_owned(), None));
+        assert_eq!(of(Van::Rdma, "127.0.0.1", None), both, "equal ports at two nodes");
+        assert_eq!(of(Van::Rdma, "127.0.0.1", Some("mlx5_1")), found("mlx5_1", 1), "one is named");
+        fs::write(at.join("mlx5_1/device/numa_node"), "0").unwrap();
+        assert_eq!(of(Van::Rdma, "127.0.0.1", None), found("mlx5_0", 0), "both at one");
         fs::remove_dir_all(root).unwrap();
     }
 

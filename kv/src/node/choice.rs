@@ -1,11 +1,12 @@
 //! Choice of the vans of a cluster: each node lists its vans when it joins, and the scheduler finds
 //! for each pair of nodes the first that both have. Where that is one for all pairs, every node has
-//! a transport of that van; else every node has one of several ([`caravan_van::MIXED`]).
+//! a transport of that van; else, and where a node has several ports for it, every node has one of
+//! several ([`caravan_van::MIXED`]).
 
 use caravan_van::{Transport, Wait};
 use serde::{Deserialize, Serialize};
 
-use super::backend::{Opened, VANS, Van, carrier, joined_address, mix};
+use super::backend::{Opened, VANS, Van, address_of_ports, carrier, joined_address, mix};
 use crate::error::{Error, Result, with_sources};
 
 /// A node's entry for one van.
@@ -17,6 +18,18 @@ pub(crate) struct Candidate {
     /// The node's host, for a van that does not leave the host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) host: Option<String>,
+    /// Ports that each of its threads uses at once.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub(crate) ports: usize,
+}
+
+fn one() -> usize {
+    1
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
+fn is_one(ports: &usize) -> bool {
+    *ports == 1
 }
 
 /// The entries for the transports that one thread has opened.
@@ -24,10 +37,11 @@ pub(crate) fn candidates(opened: &[Opened]) -> Vec<Candidate> {
     let candidate = |(van, transport): &Opened| Candidate {
         van: *van,
         threads: match transport {
-            Ok(transport) => Ok(vec![transport.about().address.clone()]),
+            Ok(ports) => Ok(vec![address_of_ports(ports)]),
             Err(error) => Err(with_sources(error)),
         },
-        host: transport.as_ref().ok().and_then(|van| van.about().host.clone()),
+        host: transport.as_ref().ok().and_then(|ports| ports.first()?.about().host.clone()),
+        ports: transport.as_ref().map_or(1, Vec::len),
     };
     opened.iter().map(candidate).collect()
 }
@@ -44,10 +58,15 @@ pub(crate) fn of_all(threads: &[Vec<Candidate>]) -> Vec<Candidate> {
         let mut candidates = threads.iter().flatten().filter(move |candidate| candidate.van == van);
         candidates.find_map(|candidate| candidate.host.clone())
     };
+    let ports = |van| {
+        let candidates = threads.iter().flatten().filter(move |candidate| candidate.van == van);
+        candidates.map(|candidate| candidate.ports).max().unwrap_or(1)
+    };
     vans.map(|van| Candidate {
         van,
         threads: of_each(van).map(|all| all.concat()),
         host: host(van),
+        ports: ports(van),
     })
     .collect()
 }
@@ -68,7 +87,8 @@ pub(crate) struct Choice {
     /// The vans of each node: one where all lanes are of one kind, else [`Van::Mixed`] and what it
     /// is made of, fastest first.
     pub(crate) vans: Vec<Vec<Van>>,
-    /// Whether not all lanes are of one kind, so that every node has a transport of several vans.
+    /// Whether not all lanes are of one kind, or a node has several ports for them, so that every
+    /// node has a transport of several vans.
     pub(crate) is_mixed: bool,
     /// How many pairs of nodes meet over each carrier.
     pub(crate) pairs: Vec<(&'static str, usize)>,
@@ -86,8 +106,11 @@ pub(crate) fn choose(nodes: &[Chooser<'_>]) -> (Option<Choice>, Vec<String>) {
             None => pairs.push((carrier, 1)),
         }
     }
-    let is_mixed = pairs.len() > 1;
     let is_met = |carrier: &str| pairs.iter().any(|(known, _)| *known == carrier);
+    let has_ports =
+        |one: &Candidate| one.ports > 1 && one.threads.is_ok() && is_met(carrier(one.van));
+    let is_mixed =
+        pairs.len() > 1 || nodes.iter().any(|node| node.candidates.iter().any(has_ports));
     let vans = nodes.iter().map(|node| match is_mixed {
         false => vans_of(node, is_met),
         // Sockets are there for lanes that do not come about otherwise.
@@ -171,7 +194,8 @@ pub(crate) fn joined(candidates: &[Candidate], vans: &[Van]) -> Candidate {
         });
         joined_address(vans)
     };
-    Candidate { van: Van::Mixed, threads: Ok((0..threads).map(of_thread).collect()), host: None }
+    let threads = (0..threads).map(of_thread).collect();
+    Candidate { van: Van::Mixed, threads: Ok(threads), host: None, ports: 1 }
 }
 
 /// Which node lacks a van, and why.
@@ -226,8 +250,15 @@ pub(crate) fn take(
         ))),
     };
     match van {
-        Van::Mixed => mix(vans.iter().map(|van| take(*van)).collect::<Result<_>>()?, wait),
-        van => Ok(take(van)?),
+        Van::Mixed => {
+            let members = vans.iter().map(|van| take(*van)).collect::<Result<Vec<_>>>()?;
+            mix(members.into_iter().flatten().collect(), wait)
+        }
+        // The first port is the only one.
+        van => match take(van)?.into_iter().next() {
+            Some(only) => Ok(only),
+            None => mix(Vec::new(), wait),
+        },
     }
 }
 
@@ -236,11 +267,11 @@ mod tests {
     use super::*;
 
     fn works(van: Van) -> Candidate {
-        Candidate { van, threads: Ok(vec![format!("{van} address")]), host: None }
+        Candidate { van, threads: Ok(vec![format!("{van} address")]), host: None, ports: 1 }
     }
 
     fn fails(van: Van, why: &str) -> Candidate {
-        Candidate { van, threads: Err(why.to_owned()), host: None }
+        Candidate { van, threads: Err(why.to_owned()), host: None, ports: 1 }
     }
 
     /// The choice among nodes, the first `servers` of which are servers.
@@ -366,6 +397,7 @@ mod tests {
             van,
             threads: Ok(vec![format!("{van}:0"), format!("{van}:1")]),
             host: host.map(str::to_owned),
+            ports: 1,
         };
         let own = [two(Van::Shm, Some("here")), fails(Van::Rdma, "no"), two(Van::Tcp, None)];
         let Candidate { van, threads, .. } = joined(&own, &[Van::Shm, Van::Tcp]);
@@ -381,6 +413,33 @@ mod tests {
                 );
             }
         }
+    }
+
+    #[test]
+    fn a_node_with_several_ports_makes_the_cluster_a_mixed_one() {
+        let two = Candidate { ports: 2, ..works(Van::Rdma) };
+        let (one, both) = ([works(Van::Rdma), works(Van::Tcp)], [two.clone(), works(Van::Tcp)]);
+        let vans = |servers, nodes: &[&[Candidate]]| among(servers, nodes).0.map(|it| it.vans);
+        let mixed = vec![Van::Mixed, Van::Rdma, Van::Tcp];
+        assert_eq!(vans(1, &[&one, &both]), Some(vec![mixed; 2]), "sockets stand behind");
+        assert_eq!(vans(1, &[&one, &one]), Some(vec![vec![Van::Rdma]; 2]));
+        assert_eq!(vans(1, &[&one[1..], &both]), Some(vec![vec![Van::Tcp]; 2]), "not by the ports");
+        let named = vans(1, &[&both[..1], &both[..1]]);
+        assert_eq!(named, Some(vec![vec![Van::Mixed, Van::Rdma]; 2]), "nothing stands behind");
+
+        let address = Ok(vec!["10.0.0.1:7;10.0.1.1:7".to_owned()]);
+        let own = [Candidate { threads: address, ..two.clone() }, works(Van::Tcp)];
+        if super::super::backend::is_built(Van::Mixed) {
+            let threads = joined(&own, &[Van::Rdma, Van::Tcp]).threads;
+            let expected = "rdma=10.0.0.1:7|rdma=10.0.1.1:7|socket=tcp address";
+            assert_eq!(threads, Ok(vec![expected.to_owned()]));
+        }
+        assert_eq!(of_all(&[one.to_vec(), both.to_vec()])[0].ports, 2);
+        let told = serde_json::to_string(&two).unwrap_or_default();
+        assert_eq!(serde_json::from_str::<Candidate>(&told).ok(), Some(two));
+        let told = serde_json::to_string(&one[0]).unwrap_or_default();
+        assert!(!told.contains("ports"), "{told}");
+        assert_eq!(serde_json::from_str::<Candidate>(&told).ok().as_ref(), Some(&one[0]));
     }
 
     #[test]

@@ -431,6 +431,9 @@ pub struct Roster {
     /// Servers that may be lost while the others go on.
     #[serde(default)]
     pub server_losses_max: usize,
+    /// Number of this node among those of its role on its host.
+    #[serde(default)]
+    pub turn: u32,
 }
 
 /// The job or part of a job called `part` within `job`.

@@ -81,6 +81,7 @@ impl Member {
             first_thread: 0,
             workers: 0,
             server_losses_max: 0,
+            turn: 0,
         };
         let mut member = Member {
             lane,

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -285,7 +285,8 @@ fn begin(
 /// The settings with the assigned rank.
 fn ranked(config: &NodeConfig, roster: &Roster) -> NodeConfig {
     let rank = u32::try_from(roster.rank).ok();
-    NodeConfig { identity: Identity { rank, ..config.identity }, ..config.clone() }
+    let identity = Identity { rank, ..config.identity };
+    NodeConfig { identity, turn: roster.turn, ..config.clone() }
 }
 
 /// The request to join of a node that will send heartbeats, or not.
@@ -328,6 +329,9 @@ pub(crate) fn watched_client(
     client_of(config, roster.node, (&roster.servers, roster.threads), waits)
 }
 
+/// Clients that this process has made.
+static CLIENTS: AtomicU32 = AtomicU32::new(0);
+
 fn client_of(
     config: &NodeConfig,
     node: u32,
@@ -336,7 +340,8 @@ fn client_of(
 ) -> Result<Worker> {
     // Its timestamps begin anew: servers must not take them for another client's of this process.
     let identity = Identity { incarnation: incarnation(), ..config.identity };
-    let van = VanConfig { accepts: false, identity, ..config.van_config(node) };
+    let turn = config.turn.wrapping_add(CLIENTS.fetch_add(1, Ordering::Relaxed));
+    let van = VanConfig { accepts: false, identity, turn, ..config.van_config(node) };
     let role = Role::of(identity.role).map_or("driver".to_owned(), |role| role.to_string());
     let opened = backend::open_joined(config, &van)?;
     let transport = messages::watched(opened, config, (&role, node), 0)?;
@@ -362,13 +367,17 @@ pub fn run_server(
         true => None,
         false => Seating::here(config, rank.unwrap_or(0), threads)?.map(Arc::new),
     };
+    // Servers without a rank have some place each.
+    let place = rank.unwrap_or_else(|| std::process::id() as usize);
     let mut started = Vec::new();
     for index in 0..threads {
+        let turn = place.wrapping_mul(threads).wrapping_add(index) as u32;
+        let config = NodeConfig { turn, ..config.clone() };
         let (say_vans, vans) = mpsc::channel();
         let (say_place, place) = mpsc::channel::<Place>();
         let (say_view, view) = mpsc::channel();
         let (stop, seating) = (stop.clone(), seating.clone());
-        let (config, handles) = (config.clone(), handles.clone());
+        let handles = handles.clone();
         let gauge = Gauge::default();
         let shown = gauge.clone();
         let serve = move || -> Result<()> {

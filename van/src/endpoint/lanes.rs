@@ -116,6 +116,11 @@ impl Lanes {
         self.transport.about_of(peer).name
     }
 
+    /// The port that the lane to `peer` goes over, if its van has ports.
+    pub fn port_of(&self, peer: PeerId) -> Option<&str> {
+        self.transport.about_of(peer).port.as_deref()
+    }
+
     /// The vans that carry lanes now, each with how many.
     pub fn by_van(&self) -> ByVan {
         let mut by_van = ByVan::new();

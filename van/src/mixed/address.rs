@@ -38,8 +38,38 @@ pub(super) fn join<'a>(vans: impl Iterator<Item = Named<'a>>) -> String {
     texts.collect::<Vec<_>>().join(&NEXT.to_string())
 }
 
+/// What one of this node's vans connects to.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Own<'a> {
+    pub(super) member: usize,
+    pub(super) carrier: &'a str,
+    pub(super) host: Option<&'a str>,
+}
+
+/// The ways from this node's vans to those that an address names, the best first. Vans of one
+/// carrier are ports: each of this node's may go to each of the peer's. The first of both comes
+/// first, then the second of both and so on; the pairs that are left come behind them.
+pub(super) fn ways(own: &[Own<'_>], named: &[Named<'_>]) -> Vec<Way> {
+    let mut ways = Vec::new();
+    let mut rest = own;
+    while let Some(first) = rest.first() {
+        let count = rest.iter().take_while(|van| van.carrier == first.carrier).count();
+        let (ports, behind) = rest.split_at(count);
+        let is_it = |way: &&Named<'_>| way.carrier == first.carrier && way.host == first.host;
+        let theirs: Vec<_> = named.iter().filter(is_it).collect();
+        for shift in 0..theirs.len() {
+            ways.extend(ports.iter().enumerate().map(|(at, van)| Way {
+                member: van.member,
+                address: theirs[(at + shift) % theirs.len()].address.to_owned(),
+            }));
+        }
+        rest = behind;
+    }
+    ways
+}
+
 /// The vans of an address; of another text, none.
-pub(super) fn ways(address: &str) -> Vec<Named<'_>> {
+pub(super) fn named(address: &str) -> Vec<Named<'_>> {
     let named = address.split(NEXT).filter_map(|text| {
         let (carrier, address) = text.split_once('=')?;
         let (carrier, host) = match carrier.split_once('@') {
@@ -63,11 +93,25 @@ mod tests {
         let silent = Named { carrier: "rdma", host: None, address: "" };
         let address = join([near, silent, far].into_iter());
         assert_eq!(address, format!("shm@{host}=shm:caravan-1|socket=[::1]:4000"));
-        assert_eq!(ways(&address), [near, far]);
+        assert_eq!(named(&address), [near, far]);
         assert_eq!(join([silent].into_iter()), "");
         for other in ["", "192.0.2.1:4000", "shm:caravan-1", "|"] {
-            assert_eq!(ways(other), [], "{other}");
+            assert_eq!(named(other), [], "{other}");
         }
         assert_ne!(digest("here"), digest("there"));
+    }
+
+    #[test]
+    fn every_port_may_go_to_every_port_and_the_first_ones_meet() {
+        let own = |member, carrier| Own { member, carrier, host: None };
+        let own = [own(0, "rdma"), own(1, "rdma"), own(2, "socket")];
+        let to = |address: &str| {
+            let ways = ways(&own, &named(address)).into_iter();
+            ways.map(|way| format!("{}{}", way.member, way.address)).collect::<Vec<_>>()
+        };
+        assert_eq!(to("rdma=a|rdma=b|socket=s"), ["0a", "1b", "0b", "1a", "2s"]);
+        assert_eq!(to("rdma=a|socket=s"), ["0a", "1a", "2s"]);
+        assert_eq!(to("rdma=a|rdma=b|rdma=c"), ["0a", "1b", "0b", "1c", "0c", "1a"]);
+        assert_eq!(to("shm@1=m|socket=s"), ["2s"]);
     }
 }

@@ -38,6 +38,14 @@ impl Member {
         self.van.about().name
     }
 
+    /// Its name for people, with its port.
+    pub(super) fn label(&self) -> String {
+        match &self.van.about().port {
+            Some(port) => format!("{} (port {port})", self.name()),
+            None => self.name().to_owned(),
+        }
+    }
+
     #[inline]
     pub(super) fn peer(&self, inner: PeerId) -> Option<PeerId> {
         self.peers.get(inner.0 as usize).copied().flatten()

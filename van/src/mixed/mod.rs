@@ -1,9 +1,13 @@
 //! One transport made of several: each lane goes over the first of them that both ends have.
 //!
-//! A node has members, fastest first: shared memory, a device, sockets. Its address joins theirs
-//! (`address.rs`). Who connects takes its own first member that the address names, and the next one
-//! if no lane comes about that way. A member that breaks loses its lanes and is passed over from
-//! then on; the others go on.
+//! A node has members, fastest first: shared memory, the ports of a device, sockets. Its address
+//! joins theirs (`address.rs`). Who connects takes its own first member that the address names, and
+//! the next one if no lane comes about that way. A member that breaks loses its lanes and is passed
+//! over from then on; the others go on.
+//!
+//! Members with one carrier are ports of this host. Every one of them may reach every port of the
+//! peer, and each end lists its ports in the order in which it wants them. A lane goes over the
+//! first port of both; the other pairs are tried after it.
 //!
 //! Members number peers each in its own way, so this transport numbers them anew. The memory is the
 //! first member's: others register it, copy from it or copy into it. A thread that sleeps has all
@@ -83,6 +87,7 @@ impl Mixed {
             name: MIXED,
             address: own_address(&members),
             host: None,
+            port: None,
             limits: members.iter().map(|member| member.van.about().limits).fold(
                 Limits { checks_bytes: false, ..first.limits },
                 |all, one| Limits {
@@ -146,16 +151,13 @@ impl Mixed {
 
     /// The ways to an address, fastest first.
     fn ways(&self, address: &str) -> Vec<Way> {
-        let named = address::ways(address);
         let members = self.members.iter().enumerate().filter(|(_, member)| !member.is_broken);
-        let found = members.filter_map(|(at, member)| {
-            let carrier = member.van.carrier();
-            let is_it = |way: &&address::Named<'_>| {
-                way.carrier == carrier && way.host == member.host.as_deref()
-            };
-            named.iter().find(is_it).map(|way| Way { member: at, address: way.address.to_owned() })
+        let own = members.map(|(at, member)| address::Own {
+            member: at,
+            carrier: member.van.carrier(),
+            host: member.host.as_deref(),
         });
-        found.collect()
+        address::ways(&own.collect::<Vec<_>>(), &address::named(address))
     }
 
     /// Starts a connection by the first of these ways on which one can start.
@@ -176,7 +178,7 @@ impl Mixed {
                     return Ok(());
                 }
                 Err(error) => {
-                    tell_of_next(self.members[member].name(), address, &error, ways.len());
+                    tell_of_next(&self.members[member].label(), address, &error, ways.len());
                     failed = Some(error);
                 }
             }
@@ -234,7 +236,7 @@ impl Mixed {
         if let Some(Some(lane)) = self.lanes.get_mut(peer.0 as usize) {
             lane.stage = Stage::Up;
         }
-        tracing::debug!(%peer, van = self.members[at].name(), node = hello.node.get(), "a lane");
+        tracing::debug!(%peer, van = self.members[at].label(), node = hello.node.get(), "a lane");
         self.ready.push(Event::Connected { peer, hello });
     }
 
@@ -247,7 +249,7 @@ impl Mixed {
         let mut error = error.of(peer);
         if let Stage::Dialling(ways, whole) = stage {
             if !ways.is_empty() && !error.is_refusal() {
-                tell_of_next(self.members[at].name(), &whole, &error, ways.len());
+                tell_of_next(&self.members[at].label(), &whole, &error, ways.len());
                 self.members[at].forget(inner);
                 self.lanes[peer.0 as usize] = None;
                 match self.dial(peer, ways, &whole) {
@@ -271,11 +273,11 @@ impl Mixed {
     fn break_down(&mut self, at: usize, error: Error) -> Result<()> {
         self.members[at].is_broken = true;
         let others: Vec<_> =
-            self.members.iter().filter(|member| !member.is_broken).map(Member::name).collect();
+            self.members.iter().filter(|member| !member.is_broken).map(Member::label).collect();
         if others.is_empty() {
             return Err(error);
         }
-        let van = self.members[at].name();
+        let van = self.members[at].label();
         let why = with_sources(&error);
         tracing::warn!(why, "the {van} van is broken; its lanes go over {}", others.join(" or "));
         let inner = (0..self.members[at].peers.len()).map(|index| PeerId(index as u32));

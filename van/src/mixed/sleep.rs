@@ -4,8 +4,8 @@ use std::io;
 use std::os::fd::RawFd;
 use std::time::Duration;
 
-/// Most descriptors: three members with at most four each.
-const DESCRIPTORS_MAX: usize = 12;
+/// Most descriptors: shared memory, sockets, and the ports of a device with four each.
+const DESCRIPTORS_MAX: usize = 24;
 
 /// Sleeps until one of the descriptors is readable, a signal comes, or the time is up.
 ///

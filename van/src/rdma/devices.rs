@@ -128,10 +128,15 @@ impl PortInfo {
     /// The address to listen on so that peers connect through this port: an IPv4 address if there
     /// is one, else an IPv6 address, a link-local one last. `None` if the port has no address.
     pub fn address(&self) -> Option<IpAddr> {
-        best(match &self.interface {
+        best(self.addresses())
+    }
+
+    /// All addresses that peers can connect to through this port.
+    pub fn addresses(&self) -> Vec<IpAddr> {
+        match &self.interface {
             Some(interface) => interface_addresses(interface).unwrap_or_default(),
             None => self.gids.iter().filter(|gid| gid.kind == "RoCE v2").map(Gid::ip).collect(),
-        })
+        }
     }
 }
 

@@ -24,7 +24,7 @@ pub(super) const RESOLVE_TIMEOUT: Duration = Duration::from_secs(2);
 const BACKLOG: i32 = 1024;
 
 /// The folder in which the kernel lists devices.
-const SYSFS: &str = "/sys";
+pub(super) const SYSFS: &str = "/sys";
 
 /// Stands before the address of an end that is connected directly.
 pub(super) const DIRECT: &str = "direct:";
@@ -170,7 +170,7 @@ fn bound(channel: &Rc<Channel>, address: SocketAddr) -> Option<(Connection, Devi
 ///
 /// # Errors
 /// The reason that there is none, with the remedy.
-fn choose<'a>(
+pub(super) fn choose<'a>(
     devices: &'a [DeviceInfo],
     config: &RdmaConfig,
 ) -> Result<Vec<(&'a DeviceInfo, &'a PortInfo)>, String> {
@@ -263,7 +263,7 @@ pub fn reaches(config: &VanConfig, address: &str) -> Result<()> {
     Err(failed(io::Error::new(io::ErrorKind::HostUnreachable, none)))
 }
 
-fn first_address(name: &str) -> io::Result<SocketAddr> {
+pub(super) fn first_address(name: &str) -> io::Result<SocketAddr> {
     name.to_socket_addrs()?.next().ok_or_else(no_address)
 }
 

@@ -24,6 +24,7 @@
 //! | file | what it does |
 //! |---|---|
 //! | `listen.rs` | chooses device and address, and checks the route to a peer |
+//! | `rails.rs` | chooses the ports that one thread uses at once |
 //! | `connect.rs` | connections through the connection manager |
 //! | `direct.rs` | connections without it, for ports that have no IP address |
 //! | `ends.rs` | what both ends of those tell each other, and whether it fits |
@@ -48,6 +49,7 @@ mod greeting;
 mod listen;
 mod peers;
 mod queue_pair;
+mod rails;
 pub mod verbs;
 mod window;
 mod wires;
@@ -76,6 +78,7 @@ pub use listen::reaches;
 use listen::{Direct, Manager, Nic};
 use peers::Peers;
 use queue_pair::Unit;
+pub use rails::{equal_ports, port_name};
 use verbs::{Batch, CompletionQueue, Domain, POLL_MAX, ReceiveQueue};
 use window::Windows;
 
@@ -201,6 +204,7 @@ impl Rdma {
                 name: NAME,
                 address,
                 host: None,
+                port: Some(port_name(&device.name(), device.port())),
                 limits: Limits {
                     checks_bytes: true, // the invariant checksum: CRC-32, from device to device
                     ..Limits::plain(frame_bytes(config), config.queue_depth)

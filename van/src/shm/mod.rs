@@ -163,6 +163,7 @@ impl Shm {
             name: NAME,
             address,
             host: Some(host().map_err(unavailable("/proc"))?),
+            port: None,
             limits: Limits {
                 frame_bytes: config.frame_bytes,
                 queue_depth: config.queue_depth,

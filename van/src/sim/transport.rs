@@ -94,6 +94,7 @@ impl SimTransport {
                 name: "sim",
                 address,
                 host: None,
+                port: None,
                 limits: Limits::plain(frame_bytes, config.queue_depth),
                 memory: Pool::from_pages(config.memory_bytes, config.pages, None),
                 clock,

@@ -71,6 +71,7 @@ impl<E: Engine> Sockets<E> {
             name: E::NAME,
             address,
             host: None,
+            port: None,
             limits: Limits::plain(config.frame_bytes, config.queue_depth),
             memory: Pool::from_pages(config.memory_bytes, config.pages, None),
             clock: Clock::start(),

@@ -4,21 +4,28 @@
 
 use std::path::Path;
 
+use caravan_van::VanConfig;
 use caravan_van::rdma::devices::{DeviceInfo, Gid, PortInfo, devices};
 use caravan_van::rdma::verbs::{Missing, available};
+use caravan_van::rdma::{equal_ports, port_name};
 
 use super::{Found, Memlock, Obstacle, RdmaDevice, RdmaGid};
 use crate::floor::address::{SYSFS, mtu};
 
-/// Examines all RDMA devices of this machine.
-pub(crate) fn find() -> Found {
+/// Examines all RDMA devices of this machine; threads have these settings.
+pub(crate) fn find(config: &VanConfig) -> Found {
     let devices = devices(Path::new(SYSFS));
     let general = machine_obstacle(&devices, Path::new("/dev/infiniband"), available());
     let memlock = Memlock::read();
+    let used = equal_ports(&devices, config);
     let ports: Vec<_> = devices
         .iter()
         .flat_map(|device| device.ports.iter().map(move |port| (device, port)))
-        .map(|(device, port)| row(device, port, &memlock, general.as_ref()))
+        .map(|(device, port)| {
+            let row = row(device, port, &memlock, general.as_ref());
+            let used = row.works && used.contains(&port_name(&device.name, port.number));
+            RdmaDevice { used, ..row }
+        })
         .collect();
     let obstacle = match ports.iter().find(|port| !port.works) {
         _ if general.is_some() => general,
@@ -61,6 +68,7 @@ fn row(
         address: address.map(|address| address.to_string()),
         gids: gids.collect(),
         memlock_bytes: memlock.bytes,
+        used: false,
         works: obstacle.is_none(),
         why: obstacle.as_ref().map_or(String::new(), |obstacle| obstacle.why.clone()),
         remedy: obstacle.map_or(String::new(), |obstacle| obstacle.remedy),

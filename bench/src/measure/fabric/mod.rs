@@ -164,6 +164,7 @@ impl Fabric {
                 let slower = |judged: &Judged| percent(judged.links[from][to].unwrap_or_default());
                 links.push(LinkRow {
                     van: part.vans.get(to).unwrap_or(&part.van).clone(),
+                    port: part.ports.get(to).cloned().flatten(),
                     from: names[from].clone(),
                     to: names[to].clone(),
                     bytes: task.bytes,
@@ -378,6 +379,7 @@ mod tests {
         let part = |host: &str, address: &str, server: &str| Part {
             van: "tcp".to_owned(),
             vans: vec!["tcp".to_owned(); 2],
+            ports: vec![None; 2],
             host: host.to_owned(),
             address: address.to_owned(),
             servers: vec![server.to_owned(); 2],

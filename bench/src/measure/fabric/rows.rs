@@ -10,6 +10,9 @@ use crate::report::{Row, figure};
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct LinkRow {
     pub(super) van: String,
+    /// The sender's, where the van has ports.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) port: Option<String>,
     pub(super) from: String,
     pub(super) to: String,
     pub(super) bytes: usize,

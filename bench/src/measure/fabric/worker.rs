@@ -35,6 +35,9 @@ pub(super) struct Part {
     pub(super) van: String,
     /// That of the lanes to each server.
     pub(super) vans: Vec<String>,
+    /// Those of this worker that they go over, where the van has ports.
+    #[serde(default)]
+    pub(super) ports: Vec<Option<String>>,
     /// The name of its host, and its address.
     pub(super) host: String,
     pub(super) address: String,
@@ -92,9 +95,11 @@ fn part(node: &mut WorkerNode, task: &Task) -> Result<Part> {
     node.barrier("fabric ends")?;
     let servers = node.worker.server_addresses().step_by(threads);
     let vans = node.worker.vans().into_iter().step_by(threads);
+    let ports = node.worker.ports().into_iter().step_by(threads);
     Ok(Part {
         van: node.worker.van(),
         vans: vans.map(str::to_owned).collect(),
+        ports: ports.map(|port| port.map(str::to_owned)).collect(),
         host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
         address: node.config.host.clone(),
         servers: servers.map(|server| address_over(&server.address, "tcp").to_owned()).collect(),

@@ -5,6 +5,7 @@
 //! messages. The one that started the cluster proves by its incarnation who it is; others have jobs
 //! of their own.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -469,6 +470,7 @@ impl Service {
             first_thread: 0,
             workers: self.config.workers,
             server_losses_max: self.config.node.server_losses_max,
+            turn: 0,
         }
     }
 
@@ -489,10 +491,14 @@ impl Service {
         let Some(chosen) = &self.chosen else { return };
         let shared = chosen.as_ref().map(|vans| self.roster(vans));
         let mut threads = 0;
+        let mut on_host: BTreeMap<(Role, &str), u32> = BTreeMap::new();
         for (node, seat, member) in self.plane.members.nodes() {
             let (peer, joined_as) = (member.peer, member.joined_as);
             let first_thread = if seat.role == Role::Server { threads } else { 0 };
             threads += member.threads().len();
+            let next = on_host.entry((seat.role, &member.join.host)).or_default();
+            let turn = *next;
+            *next += 1;
             // A lane that breaks now is reported separately; the others still get their answer.
             let _ = match &shared {
                 Err(why) => control::refuse(&mut self.plane.endpoint, peer, joined_as, why),
@@ -500,7 +506,8 @@ impl Service {
                     let [van, vans @ ..] = &member.vans[..] else { continue };
                     let (van, vans) = (*van, vans.to_vec());
                     let rank = seat.rank;
-                    let roster = Roster { node, rank, van, vans, first_thread, ..shared.clone() };
+                    let shared = shared.clone();
+                    let roster = Roster { node, rank, van, vans, first_thread, turn, ..shared };
                     control::answer(&mut self.plane.endpoint, peer, joined_as, &roster)
                 }
             };
