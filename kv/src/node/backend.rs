@@ -15,8 +15,6 @@ use caravan_van::socket::CARRIER;
 use caravan_van::{MIXED, Sleeper, Transport, VanConfig, Wait};
 use serde::{Deserialize, Serialize};
 
-#[cfg(all(target_os = "linux", feature = "rdma"))]
-use super::placement::bound_node;
 use crate::config::NodeConfig;
 use crate::error::{Error, Result, with_sources};
 
@@ -268,6 +266,7 @@ mod rdma {
 
 #[cfg(all(target_os = "linux", feature = "rdma"))]
 mod rdma {
+    use caravan_numa::Topology;
     use caravan_van::rdma::Rdma;
     use caravan_van::rdma::devices::{DeviceInfo, devices};
     pub(super) use caravan_van::rdma::reaches;
@@ -284,6 +283,14 @@ mod rdma {
         let near = config.near.or_else(|| has_several.then(bound_node).flatten());
         let opened = Rdma::on_ports(&VanConfig { near, ..config.clone() })?;
         Ok(opened.into_iter().map(|van| Box::new(van) as Box<dyn Sleeper>).collect())
+    }
+
+    /// The node of the cores that the calling process may use, if they are of one.
+    fn bound_node() -> Option<NumaId> {
+        let topology = Topology::this_machine().ok()?;
+        let mut nodes = topology.usable_pus().iter().map(|pu| topology.node_of(*pu));
+        let first = nodes.next()??;
+        nodes.all(|node| node == Some(first)).then_some(first)
     }
 
     fn ports(sysfs: &Path) -> usize {

@@ -156,14 +156,6 @@ impl Seating {
     }
 }
 
-/// The node of the cores that the calling process may use, if they are of one.
-pub(super) fn bound_node() -> Option<NumaId> {
-    let topology = Topology::this_machine().ok()?;
-    let mut nodes = topology.usable_pus().iter().map(|pu| topology.node_of(*pu));
-    let first = nodes.next()??;
-    nodes.all(|node| node == Some(first)).then_some(first)
-}
-
 /// Refuses a wish for a node that this machine does not have, before anything is started for it.
 ///
 /// # Errors
