@@ -12,9 +12,10 @@ use std::time::{Duration, Instant};
 use caravan_fallback_tcp::Tcp;
 use caravan_van::mixed::Mixed;
 use caravan_van::shm::Shm;
+use caravan_van::wire::{Coding, Kind, Offer};
 use caravan_van::{
-    About, Buffer, Counters, Error, Event, FRAME_PREFIX, Frame, Gather, PeerId, Result, Secret,
-    Sleeper, Transport, VanConfig, Wait, wire::Offer,
+    About, Arrival, Buffer, Counters, Draft, Endpoint, Error, Event, FRAME_PREFIX, Frame, Gather,
+    PeerId, Result, Secret, Sleeper, Transport, Values, VanConfig, Wait,
 };
 
 const LONG: Duration = Duration::from_secs(60);
@@ -307,4 +308,50 @@ fn a_broken_van_is_replaced_by_the_next() {
     is_broken.set(true);
     assert!(alone.poll(&mut Vec::new()).is_err(), "nothing is left");
     assert!(Mixed::new(Vec::new(), Wait::Block).is_err());
+}
+
+/// Goal: a request that is posted before its lane is up has no form that only the van has which was
+/// to carry it. Method: that van breaks before the lane is up.
+#[test]
+fn an_early_request_arrives_over_whichever_van_comes_up() {
+    for bytes in [8, 5000, 3 << 20] {
+        let is_broken = Rc::new(Cell::new(false));
+        let fragile = Fragile(Shm::new(&config(1)).unwrap(), is_broken.clone());
+        let tcp = Tcp::new(&config(1)).unwrap();
+        let a = Mixed::new(vec![Box::new(fragile), Box::new(tcp)], Wait::Block).unwrap();
+        let mut a = Endpoint::new(Box::new(a), 1, 4);
+        let mut b = Endpoint::new(Box::new(mixed(&config(2))), 2, 4);
+        let there = a.open(b.lanes.address()).unwrap();
+        assert_eq!(a.lanes.van_of(there), None, "nobody knows yet");
+        let mut values = a.lanes.memory().allocate(bytes).unwrap();
+        values.fill(7);
+        let values = Values::Apart(values.share());
+        let draft = Draft { timestamp: 1, values, ..Draft::new(Kind::Request) };
+        a.lanes.post(there, draft, &mut Coding::plain()).unwrap();
+
+        is_broken.set(true);
+        let came = came(&mut b, &mut a);
+        assert_eq!(came.len(), bytes);
+        assert!(came.iter().all(|byte| *byte == 7));
+        assert_eq!(a.lanes.van_of(there), Some("tcp"));
+    }
+}
+
+/// Moves both along until a message comes to the first; returns its values.
+fn came(end: &mut Endpoint, other: &mut Endpoint) -> Vec<u8> {
+    let began = Instant::now();
+    while began.elapsed() < LONG {
+        for end in [&mut *other, &mut *end] {
+            end.wait(Duration::from_micros(100)).unwrap();
+            end.poll().unwrap();
+            while let Some(arrival) = end.take() {
+                match arrival {
+                    Arrival::Connected { .. } => {}
+                    Arrival::Message { .. } => return end.pop().unwrap().values().to_vec(),
+                    arrival => panic!("{arrival:?}"),
+                }
+            }
+        }
+    }
+    panic!("nothing came");
 }

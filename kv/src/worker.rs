@@ -16,10 +16,10 @@ mod table;
 mod waiting;
 mod whole;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
-use caravan_van::{Buffer, Counters, Endpoint, Gauge, MIXED, Pool, Shared, Value};
+use caravan_van::{Buffer, Counters, Endpoint, Gauge, Pool, Shared, Value};
 
 use self::answer::run_callback;
 use self::lanes::Server;
@@ -160,15 +160,16 @@ impl Worker {
 
     /// The van that carries this worker's messages; in a mixed cluster all of them, as `shm+tcp`.
     pub fn van(&self) -> String {
-        let mut vans = self.vans();
-        vans.retain(|van| *van != MIXED); // there is no such lane
-        vans.sort_unstable();
-        vans.dedup();
-        if vans.is_empty() { self.endpoint.lanes.van().to_owned() } else { vans.join("+") }
+        let vans: BTreeSet<_> = self.vans().into_iter().flatten().collect();
+        match vans.is_empty() {
+            true => self.endpoint.lanes.van().to_owned(),
+            false => Vec::from_iter(vans).join("+"),
+        }
     }
 
-    /// The van of the lane to each server thread, in their order.
-    pub fn vans(&self) -> Vec<&'static str> {
+    /// The van of the lane to each server thread, in their order; `None` while several vans may
+    /// come to carry it, before it is up ([`Worker::open_lanes`]).
+    pub fn vans(&self) -> Vec<Option<&'static str>> {
         self.servers.iter().map(|server| self.endpoint.lanes.van_of(server.peer)).collect()
     }
 

@@ -35,6 +35,11 @@ impl App for Train {
 impl Train {
     fn train(&mut self, node: &mut WorkerNode) -> caravan_kv::Result<Value> {
         let (rank, workers) = (node.rank as u64, node.workers as u64);
+        let before = node.worker.vans();
+        if rank == 0 {
+            node.worker.open_lanes()?; // the other's open with its requests
+        }
+        let opened = node.worker.vans();
         let keys = KeyRange::new(0, 2 * workers).unwrap();
         let spec = TableSpec::new(1, "gradients", ValueType::F32, WIDTH as u32);
         let table = node.worker.create_table(&spec.keys(keys).handle("assign"))?;
@@ -62,7 +67,9 @@ impl Train {
             node.barrier(&format!("pulled {step}"))?;
         }
         let bits: Vec<u32> = weights.iter().map(|weight| weight.to_bits()).collect();
-        Ok(json!({ "vans": node.worker.vans(), "van": node.worker.van(), "bits": bits }))
+        let (vans, van) = (node.worker.vans(), node.worker.van());
+        let lanes = json!({ "before": before, "opened": opened });
+        Ok(json!({ "vans": vans, "van": van, "lanes": lanes, "bits": bits }))
     }
 }
 
@@ -173,6 +180,10 @@ fn each_pair_takes_its_own_van_and_the_same_is_trained() {
         let van = worker["van"].as_str().unwrap();
         assert!(van == "shm+uring" || van == "shm+tcp", "{van}");
     }
+    let none = json!([null, null]);
+    let lanes = json!({ "before": none, "opened": mixed[0]["vans"] });
+    assert_eq!(mixed[0]["lanes"], lanes, "no van is named that no lane has");
+    assert_eq!(mixed[1]["lanes"]["opened"], none);
     let forced = train(&hosts, "tcp", |command| command);
     for (forced, mixed) in forced.iter().zip(&mixed) {
         assert_eq!(forced["vans"], json!(["tcp", "tcp"]));

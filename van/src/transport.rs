@@ -246,7 +246,7 @@ pub trait Transport {
     fn about(&self) -> &About;
 
     /// The same of the van that carries the lane to `peer`: another one only where a transport is
-    /// made of several.
+    /// made of several, and once the lane is up.
     fn about_of(&self, _peer: PeerId) -> &About {
         self.about()
     }

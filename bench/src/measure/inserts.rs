@@ -199,6 +199,6 @@ fn part(node: &mut WorkerNode, task: &Task) -> Result<Part> {
         _ => Vec::new(),
     };
     ensure!(all > 0, "nothing was inserted in {seconds} s");
-    let (van, pairs) = (node.worker.van().to_owned(), inserts.pairs());
+    let (van, pairs) = (node.worker.van(), inserts.pairs());
     Ok(Part { van, seconds, inserts: all, pairs, bytes_sent, counts, estimates: of_servers })
 }

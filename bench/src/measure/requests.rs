@@ -205,8 +205,8 @@ impl<'a> Requests<'a> {
 
     fn check_lent(&self, answer: &Answer) -> Result<()> {
         let is_lent = self.shape.op != Op::PullLent || !self.is_long() || answer.lent.is_some();
-        let van = self.worker.van();
-        ensure!(is_lent, "the {van} van lends nothing of {} bytes here", self.shape.bytes);
+        let van = || self.worker.van();
+        ensure!(is_lent, "the {} van lends nothing of {} bytes here", van(), self.shape.bytes);
         Ok(())
     }
 

@@ -70,6 +70,7 @@ impl Waits {
             Scene::TwoCores | Scene::Bursts => node.worker.servers(),
         };
         place::pin(seat, &node.config);
+        node.worker.open_lanes()?;
         let van = node.worker.van();
         let mut subject =
             Requests::new(&mut node.worker, &mut self.tables, node.config.eager_bytes);

@@ -61,13 +61,14 @@ impl Measure {
     pub(crate) const NAME: &str = "bench";
 
     fn measure(&mut self, node: &mut WorkerNode, task: &Task) -> Result<Measured> {
+        node.worker.open_lanes()?; // else a mixed cluster has no van to name
         let van = node.worker.van();
         let floor = match &mut self.floor {
             Some(floor) => floor,
             none => {
                 let server = node.worker.server_addresses().next();
                 let server = server.context("a worker has a server")?;
-                let van = node.worker.vans()[0];
+                let van = node.worker.vans()[0].context("the server's lane has broken")?;
                 let at = address_over(&server.address, van).to_owned();
                 let (floor, doubt) = floor::spawn(van, &node.config, &at)?;
                 self.doubt = doubt;

@@ -94,6 +94,17 @@ impl Worker {
         Ok(())
     }
 
+    /// Opens the lanes that no request has opened, and waits until all are up. Nothing needs this
+    /// but who wants to know which vans carry them.
+    ///
+    /// # Errors
+    /// As [`Worker::reconnect`].
+    pub fn open_lanes(&mut self) -> Result<()> {
+        let unused: Vec<usize> =
+            self.living().into_iter().filter(|at| self.servers[*at].is_unused()).collect();
+        self.connect_all(&unused, self.waits.opening_max)
+    }
+
     /// Connects to these servers, and waits until they have answered.
     pub(super) fn connect_all(&mut self, servers: &[usize], timeout: Duration) -> Result<()> {
         for &server in servers {

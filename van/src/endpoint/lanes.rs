@@ -97,23 +97,28 @@ impl Lanes {
     /// copy.
     #[inline]
     pub fn lends(&self, peer: PeerId, bytes: usize) -> bool {
-        bytes >= self.limits.lent_bytes_min
-            && (!self.is_mixed || bytes >= self.transport.about_of(peer).limits.lent_bytes_min)
+        bytes >= self.limits_of(peer).lent_bytes_min
+    }
+
+    /// Those of the van of the lane to `peer`, or what all its vans understand until it is up.
+    #[inline(always)]
+    fn limits_of(&self, peer: PeerId) -> &Limits {
+        match self.is_mixed {
+            false => &self.limits,
+            true => &self.transport.about_of(peer).limits,
+        }
     }
 
     /// What the van of the lane to `peer` does with frames.
     #[inline(always)]
     pub(super) fn rules(&self, peer: PeerId) -> Rules {
-        let limits = match self.is_mixed {
-            false => &self.limits,
-            true => &self.transport.about_of(peer).limits,
-        };
-        Rules { checks_bytes: limits.checks_bytes, copy_bytes: limits.copy_bytes }
+        let &Limits { checks_bytes, copy_bytes, .. } = self.limits_of(peer);
+        Rules { checks_bytes, copy_bytes }
     }
 
-    /// Name of the van that carries the lane to `peer`.
-    pub fn van_of(&self, peer: PeerId) -> &'static str {
-        self.transport.about_of(peer).name
+    /// Name of the van that carries the lane to `peer`; `None` while several vans may come to.
+    pub fn van_of(&self, peer: PeerId) -> Option<&'static str> {
+        Some(self.transport.about_of(peer).name).filter(|van| *van != MIXED)
     }
 
     /// The port that the lane to `peer` goes over, if its van has ports.
@@ -126,7 +131,7 @@ impl Lanes {
         let mut by_van = ByVan::new();
         let open = self.lanes.iter().enumerate().filter(|(_, lane)| lane.is_some());
         for (number, _) in open {
-            let van = self.van_of(PeerId(number as u32));
+            let Some(van) = self.van_of(PeerId(number as u32)) else { continue };
             match by_van.iter_mut().find(|(name, _)| *name == van) {
                 Some((_, count)) => *count += 1,
                 None => by_van.push((van, 1)),

@@ -14,7 +14,9 @@
 //! members lie down and waits for any of their descriptors ([`Sleeper`]).
 //!
 //! The limits that count for a lane are those of the van that carries it
-//! ([`Transport::about_of`]): whether messages have checksums, say, on which both ends agree.
+//! ([`Transport::about_of`]): whether messages have checksums, say, on which both ends agree. Until
+//! a lane is up, nobody knows which van that will be, and the limits are those that any of them
+//! understands: messages have checksums, and nothing is lent.
 //!
 //! Path: worker > slicer > filter > message > codec > endpoint > **transport** (around the one that
 //! carries the lane).
@@ -89,13 +91,12 @@ impl Mixed {
             host: None,
             port: None,
             limits: members.iter().map(|member| member.van.about().limits).fold(
-                Limits { checks_bytes: false, ..first.limits },
+                Limits { checks_bytes: false, lent_bytes_min: usize::MAX, ..first.limits },
                 |all, one| Limits {
                     frame_bytes: all.frame_bytes.min(one.frame_bytes),
                     queue_depth: all.queue_depth.min(one.queue_depth),
-                    checks_bytes: false,
                     copy_bytes: all.copy_bytes.max(one.copy_bytes),
-                    lent_bytes_min: all.lent_bytes_min.min(one.lent_bytes_min),
+                    ..all
                 },
             ),
             memory: first.memory.clone(),
@@ -412,8 +413,8 @@ impl Transport for Mixed {
 
     fn about_of(&self, peer: PeerId) -> &About {
         match self.lanes.get(peer.0 as usize) {
+            Some(Some(Lane { stage: Stage::Dialling(..), .. })) | Some(None) | None => &self.about,
             Some(Some(lane)) => self.members[lane.member].van.about(),
-            _ => &self.about,
         }
     }
 

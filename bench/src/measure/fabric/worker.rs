@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use caravan_kv::node::address_over;
 use caravan_kv::{App, Table, TableSpec, ValueType, Worker, WorkerNode};
-use caravan_van::{KeyRange, Value as _};
+use caravan_van::{KeyRange, MIXED, Value as _};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -98,7 +98,7 @@ fn part(node: &mut WorkerNode, task: &Task) -> Result<Part> {
     let ports = node.worker.ports().into_iter().step_by(threads);
     Ok(Part {
         van: node.worker.van(),
-        vans: vans.map(str::to_owned).collect(),
+        vans: vans.map(|van| van.unwrap_or(MIXED).to_owned()).collect(),
         ports: ports.map(|port| port.map(str::to_owned)).collect(),
         host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
         address: node.config.host.clone(),
