@@ -13,6 +13,14 @@ use crate::message::Outgoing;
 use crate::transport::PeerId;
 use crate::wire::{Kind, Offer};
 
+/// What the van of a lane does with frames: see [`Limits`](crate::transport::Limits). The default
+/// is what every van understands.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Rules {
+    pub(super) checks_bytes: bool,
+    pub(super) copy_bytes: usize,
+}
+
 /// State of the lane to one peer.
 #[derive(Default)]
 pub(super) struct Lane {
@@ -27,6 +35,8 @@ pub(super) struct Lane {
     /// Longest frame that both sides take; 0 until the peer's hello has arrived, so that no frame
     /// takes a message.
     pub(super) frame_bytes: usize,
+    /// The default until the peer's hello has arrived: another van may come to carry the lane.
+    pub(super) rules: Rules,
     /// Open frame of short messages.
     pub(super) packer: Packer,
     /// Whether the endpoint's list of open frames names this lane.

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use super::lane::{Lane, lane};
+use super::lane::{Lane, Rules, lane};
 use crate::error::{Error, Result};
 use crate::gauge::{ByVan, Gauge};
 use crate::memory::{Buffer, Pool};
@@ -37,13 +37,6 @@ pub struct Lanes {
     pub(super) counted: Counters,
     /// Shows them to other threads.
     gauge: Gauge,
-}
-
-/// What a van does with frames: see [`Limits`].
-#[derive(Clone, Copy)]
-pub(super) struct Rules {
-    pub(super) checks_bytes: bool,
-    pub(super) copy_bytes: usize,
 }
 
 impl Lanes {
@@ -105,12 +98,22 @@ impl Lanes {
     fn limits_of(&self, peer: PeerId) -> &Limits {
         match self.is_mixed {
             false => &self.limits,
-            true => &self.transport.about_of(peer).limits,
+            true => self.limits_of_lane(peer),
         }
     }
 
-    /// What the van of the lane to `peer` does with frames.
+    #[inline(never)]
+    fn limits_of_lane(&self, peer: PeerId) -> &Limits {
+        &self.transport.about_of(peer).limits
+    }
+
+    /// Whether the van of the lane to `peer` checks all bytes.
     #[inline(always)]
+    pub(super) fn checks_bytes(&self, peer: PeerId) -> bool {
+        self.limits_of(peer).checks_bytes
+    }
+
+    /// What the van of the lane to `peer` does with frames.
     pub(super) fn rules(&self, peer: PeerId) -> Rules {
         let &Limits { checks_bytes, copy_bytes, .. } = self.limits_of(peer);
         Rules { checks_bytes, copy_bytes }

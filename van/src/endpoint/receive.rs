@@ -72,7 +72,7 @@ impl Inbox {
     #[inline(always)]
     fn open_repeated(&mut self, lanes: &Lanes) -> bool {
         let Some(Event::Received { peer, frame }) = self.events.last_mut() else { return false };
-        if !self.images.repeats_layout(frame, lanes.rules(*peer).checks_bytes) {
+        if !self.images.repeats_layout(frame, lanes.checks_bytes(*peer)) {
             return false;
         }
         let Some(Event::Received { peer, frame }) = self.events.pop() else { return false };
@@ -147,7 +147,7 @@ impl Endpoint {
         if !matches!(event, Event::Connected { .. }) && lane(&mut lanes.lanes, peer).is_err() {
             return Ok(None); // this side has closed the lane
         }
-        let checked = lanes.rules(peer).checks_bytes;
+        let checked = lanes.checks_bytes(peer);
         match event {
             Event::Connected { hello, .. } => return Ok(Some(self.greeted(peer, hello))),
             Event::Received { frame, .. } => inbox.images.begin(frame, checked, &lanes.memory)?,
@@ -295,7 +295,9 @@ impl Endpoint {
     fn greeted(&mut self, peer: PeerId, hello: Hello) -> Arrival {
         let frame_bytes = self.lanes.limits.frame_bytes;
         let credits = self.lanes.credits;
+        let rules = self.lanes.rules(peer);
         let lane = self.lanes.enter(peer);
+        lane.rules = rules;
         if lane.name.is_empty() {
             lane.name = format!("node {}, which called", hello.node);
         }

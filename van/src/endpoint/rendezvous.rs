@@ -83,7 +83,7 @@ impl Lanes {
         image.advance(at);
         image.truncate(len);
         let memory = &self.memory;
-        let checked = self.rules(peer).checks_bytes;
+        let checked = self.checks_bytes(peer);
         let message = match at as u64 {
             VALUES_FIRST => decode_landed(image, checked, memory)?,
             _ => decode(image, checked, memory)?,

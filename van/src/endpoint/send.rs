@@ -3,8 +3,7 @@
 //! Path: worker > slicer > filter > message > codec > **endpoint** > transport.
 
 use super::Lanes;
-use super::lane::{Item, lane};
-use super::lanes::Rules;
+use super::lane::{Item, Lane, Rules, lane};
 use super::packing::Packer;
 use crate::error::{Error, Result};
 use crate::memory::{Buffer, Pool, Shared};
@@ -154,8 +153,7 @@ impl Lanes {
     /// Posts the lane's open frame, if any. If that fails, the lane is closed, because its messages
     /// were accepted before.
     fn close_frame(&mut self, peer: PeerId) -> Result<()> {
-        let rules = self.rules(peer);
-        let packer = &mut lane(&mut self.lanes, peer)?.packer;
+        let Lane { packer, rules, .. } = lane(&mut self.lanes, peer)?;
         let posted = post_frame(packer, rules, &mut self.counted, &mut *self.transport, peer);
         if let Err(error) = &posted {
             self.not_sent(peer, error);
@@ -174,10 +172,9 @@ impl Lanes {
     #[inline(never)]
     fn close_open_frames(&mut self) {
         while let Some(peer) = self.open.pop() {
-            let rules = self.rules(peer);
             let Some(Some(lane)) = self.lanes.get_mut(peer.0 as usize) else { continue };
             lane.is_listed = false;
-            let packer = &mut lane.packer;
+            let Lane { packer, rules, .. } = lane;
             let counted = &mut self.counted;
             let posted = post_frame(packer, rules, counted, &mut *self.transport, peer);
             if let Err(error) = posted {
@@ -198,7 +195,7 @@ impl Lanes {
     /// Posts a message that does not share a frame: in a frame of its own, as a loan or by
     /// rendezvous.
     fn post_alone(&mut self, peer: PeerId, draft: Draft<'_>, coding: &mut Coding) -> Result<()> {
-        coding.carrier_checks = self.rules(peer).checks_bytes;
+        coding.carrier_checks = lane(&mut self.lanes, peer)?.rules.checks_bytes;
         let is_request = draft.kind == Kind::Request;
         let outgoing = encode(draft, coding, &self.memory)?;
         let frame_bytes = lane(&mut self.lanes, peer)?.frame_bytes;
@@ -304,7 +301,7 @@ impl Lanes {
 #[inline(always)]
 fn post_frame(
     packer: &mut Packer,
-    rules: Rules,
+    rules: &Rules,
     counted: &mut Counters,
     transport: &mut dyn Transport,
     peer: PeerId,
