@@ -119,14 +119,24 @@ fn draw_step(draws: &mut Draws, mirror: &Mirror) -> Step {
     }
 }
 
+/// What `work` does.
+struct Course {
+    rounds: u64,
+    seed: u64,
+    /// Whether steps are posted while a pull is under way. A pull that is posted again after a loss
+    /// may see them.
+    overlaps: bool,
+}
+
 /// Steps, pushes and pulls at random; checks everything that comes back.
 fn work<V: Value>(
     worker: &mut Worker,
     spec: &TableSpec,
     mirror: &mut Mirror,
     of: fn(f64) -> V,
-    (rounds, seed): (u64, u64),
+    course: Course,
 ) -> Vectors {
+    let Course { rounds, seed, overlaps } = course;
     let mut draws = Draws(seed);
     let vectors = Vectors::create(worker, spec).unwrap();
     worker.set_command(-3);
@@ -146,6 +156,13 @@ fn work<V: Value>(
         let pulled = vectors.pull(worker, vector, &keys).unwrap();
         let expected: Vec<V> =
             keys.iter().map(|key| of(mirror.of(vector)[*key as usize])).collect();
+        let check = |worker: &mut Worker| {
+            let found = worker.wait(pulled).unwrap();
+            assert_eq!(found.values::<V>(), expected, "seed {seed}, round {round}");
+        };
+        if !overlaps {
+            check(worker);
+        }
         let mut steps = Vec::new();
         let mut sums = Vec::new();
         for _ in 0..1 + draws.below(4) {
@@ -157,7 +174,9 @@ fn work<V: Value>(
         let found = vectors.run(worker, &steps).unwrap();
         assert_eq!(found, sums, "seed {seed}, round {round}: {steps:?}");
         worker.wait(pushed.unwrap()).unwrap();
-        assert_eq!(worker.wait(pulled).unwrap().values::<V>(), expected, "seed {seed}");
+        if overlaps {
+            check(worker);
+        }
     }
     for number in 0..COUNT {
         let found = vectors.pull_runs(worker, Vector(number), &Runs::range(0..LENGTH)).unwrap();
@@ -173,7 +192,8 @@ fn on_servers<V: Value>(value: ValueType, rounds: [fn(f64) -> f64; 2], of: fn(f6
     for (servers, shards) in [(1, 1), (2, 3), (5, 1)] {
         let servers = Servers::start(any(), servers, &config(16, 64 << 20), &Handles::default());
         let spec = spec(value).placement(Placement::Even(shards));
-        work(&mut servers.worker(), &spec, &mut Mirror::new(rounds), of, (60, u64::from(shards)));
+        let course = Course { rounds: 60, seed: shards.into(), overlaps: true };
+        work(&mut servers.worker(), &spec, &mut Mirror::new(rounds), of, course);
     }
 }
 
@@ -297,7 +317,8 @@ fn steps_go_on_while_shards_move_and_are_saved() {
         let node = network.spawn("worker", move |network| {
             let mut worker = connect(network, 100, &addresses);
             let mut mirror = Mirror::exact();
-            work(&mut worker, &spec, &mut mirror, |it| it, (40, seed));
+            let course = Course { rounds: 40, seed, overlaps: true };
+            work(&mut worker, &spec, &mut mirror, |it| it, course);
             is_done.store(true, Ordering::Relaxed);
         });
         node.join().unwrap_or_else(|stopped| panic!("seed {seed}: {stopped}"));
@@ -330,7 +351,8 @@ fn steps_are_executed_once_when_a_server_dies() {
                 worker.watch_servers(watch, Duration::from_micros(300));
                 worker.create_table(&spec).unwrap();
                 has_begun.store(true, Ordering::Relaxed);
-                work(&mut worker, &spec, &mut Mirror::exact(), |it| it, (60, seed));
+                let course = Course { rounds: 60, seed, overlaps: false };
+                work(&mut worker, &spec, &mut Mirror::exact(), |it| it, course);
             })
         };
         let fate = network.spawn("fate", move |network| {
