@@ -7,6 +7,8 @@
 
 #[path = "support/simulated.rs"]
 mod cluster;
+#[path = "support/faults.rs"]
+mod faults;
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -23,6 +25,7 @@ use caravan_kv::{
 use caravan_van::KeyRange;
 use caravan_van::sim::{Faults, Network, for_each_seed};
 use cluster::{Draws, connect, server_endpoint};
+use faults::{FAULTS, Fault};
 use serde_json::{Value, json};
 
 /// Most workers of a run; each has a key of its own, and all push to the others.
@@ -224,25 +227,6 @@ fn work(
 fn spec_has_bound(spec: &TableSpec) -> bool {
     spec.consistency.is_some_and(|it| it.model != Model::Asp)
 }
-
-/// A fault that a run can have.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Fault {
-    Nothing,
-    /// Servers die, as many as there are copies.
-    Crash,
-    /// Servers die, each when the copies of those before were made good, until one is left.
-    Again,
-    /// A server stops and wakes when it counts as lost.
-    Pause,
-    /// The lane of a worker to a server breaks.
-    CutWorker,
-    /// The lane between two servers breaks.
-    CutServers,
-}
-
-const FAULTS: [Fault; 6] =
-    [Fault::Nothing, Fault::Crash, Fault::Again, Fault::Pause, Fault::CutWorker, Fault::CutServers];
 
 /// Brings faults about.
 fn act(network: &Network, run: &Run, fault: Fault, sizes: [u64; 3], draws: &mut Draws) {

@@ -6,6 +6,8 @@
 
 #[path = "support/simulated.rs"]
 mod cluster;
+#[path = "support/faults.rs"]
+mod faults;
 #[path = "support/ticks.rs"]
 mod ticks;
 
@@ -23,6 +25,7 @@ use caravan_van::sim::{Faults, Network, for_each_seed};
 use caravan_van::wire::{Coding, Kind};
 use caravan_van::{Account, Arrival, Draft, KeyRange, PeerId, Pool, Value, Values};
 use cluster::{Draws, connect, endpoint_of, server_endpoint};
+use faults::{FAULTS, Fault};
 use ticks::{check_ticks, tick, with_ticks};
 
 const KEYS: u64 = 60;
@@ -185,25 +188,6 @@ fn pull<V: caravan_van::Value>(worker: &mut Worker, table: Table) -> Vec<V> {
     let pulled = worker.pull(table, &keys).unwrap();
     worker.wait(pulled).unwrap().values::<V>().to_vec()
 }
-
-/// A fault that a run can have.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Fault {
-    Nothing,
-    /// Servers die, as many as there are copies.
-    Crash,
-    /// Servers die, each when the copies of those before were made good, until one is left.
-    Again,
-    /// A server stops and wakes when it counts as lost.
-    Pause,
-    /// The lane of a worker to a server breaks.
-    CutWorker,
-    /// The lane between two servers breaks.
-    CutServers,
-}
-
-const FAULTS: [Fault; 6] =
-    [Fault::Nothing, Fault::Crash, Fault::Again, Fault::Pause, Fault::CutWorker, Fault::CutServers];
 
 /// What a server was at when it died or stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
