@@ -2,7 +2,7 @@
 
 /// A fault that a run can have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Fault {
+pub(crate) enum Fault {
     Nothing,
     /// Servers die, as many as there are copies.
     Crash,
@@ -16,5 +16,5 @@ pub enum Fault {
     CutServers,
 }
 
-pub const FAULTS: [Fault; 6] =
+pub(crate) const FAULTS: [Fault; 6] =
     [Fault::Nothing, Fault::Crash, Fault::Again, Fault::Pause, Fault::CutWorker, Fault::CutServers];
