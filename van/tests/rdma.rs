@@ -134,8 +134,8 @@ mod on_ports {
     caravan_van::conformance!(makes_on_ports!());
 }
 
-/// Goal: threads share two equal ports evenly, at both ends, without a setting, and any port reaches
-/// any other. Method: a client and a server of each turn, and a lane between each two.
+/// Goal: threads share two equal ports evenly, at both ends, without a setting, and any port
+/// reaches any other. Method: a client and a server of each turn, and a lane between each two.
 #[test]
 fn threads_begin_at_different_ports() {
     let (Some(_), Some(_)) = (device(), variable("CARAVAN_TEST_ADDRESS2")) else { return };
