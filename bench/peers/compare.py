@@ -31,7 +31,7 @@ VANS = ("auto", "uring", "tcp", "shm")
 BOTH = ("push", "pull")
 OPS = (*BOTH, "pull-lent")  # of which a peer makes plain pulls
 ONE_CORE = ", one core"
-PEERS = ("ps-lite", "zeromq", "openmpi", "ucx", "libfabric", "redis")
+PEERS = ("ps-lite", "zeromq", "openmpi", "ucx", "libfabric", "redis", "grpc")
 WIDE = 256  # requests in flight beside a peer that has none answered: all that a lane's credits allow
 
 # ---- what is compared, and the least that each ratio is to be -------------------------------------------------------------------
@@ -91,6 +91,9 @@ def comparisons():
     yield from rows("uring", "libfabric tcp", "latency", SMALL + LARGE, None)
     yield from rows("uring", "redis tcp", "latency", SMALL + LARGE, None)
     yield from rows("uring", "redis tcp", "rate", [64], None)
+    yield from rows("uring", "grpc tcp", "latency", SMALL + LARGE, None)
+    yield from rows("uring", "grpc tcp", "bandwidth", STREAM, None)
+    yield from rows("uring", "grpc tcp", "rate", [64], None)
 
 
 # ---- who is measured: each returns {(measure, op, keys, bytes): figure}, and counts wrong answers under "wrong" -----------------
@@ -307,6 +310,17 @@ def redis():
     return measure
 
 
+def grpc():
+    """Unary calls of raw bytes, one process on each of two cores."""
+
+    def measure():
+        if not os.path.exists(f"{FOLDER}/grpc"):
+            raise Missing("grpc++ is not installed: apt-get install libgrpc++-dev")
+        return parse(run([f"{FOLDER}/grpc", f"127.0.0.1:{free_port()}", "1", "0"]))
+
+    return measure
+
+
 def memcpy():
     """A window of megabytes, each copied to memory of its own, as a pull of them would."""
     size, window = STREAM[0], 16
@@ -336,6 +350,7 @@ def subjects(selected):
         "ucx shm": ucx("posix"),
         "libfabric tcp": libfabric(),
         "redis tcp": redis(),
+        "grpc tcp": grpc(),
     }
     names = dict.fromkeys(name for ours, peer, *_ in selected for name in (peer, ours) if name != "its floor")
     return {name: peers.get(name) or caravan(name, selected) for name in names}
@@ -490,6 +505,8 @@ def machine():
     for name, command in (("ucx", "ucx_info -v"), ("libfabric", "fi_info --version"), ("redis", "redis-server --version")):
         if shutil.which(command.split()[0]):
             row["peers"][name] = run(command.split()).splitlines()[0].strip("# ")
+    if os.path.exists(f"{FOLDER}/grpc"):
+        row["peers"]["grpc"] = run(["pkg-config", "--modversion", "grpc++"]).strip()
     return row
 
 
