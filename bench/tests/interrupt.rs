@@ -183,7 +183,8 @@ fn a_run_in_steps_with_replicas_outlives_servers() {
     // Keys all over the key space, so that each server has some.
     let example = |at: u64| {
         let label = if at * at % 7 < 3 { "+1" } else { "-1" };
-        format!("{label} {}:1 {}:1 {}:1\n", (at % 7) << 61, (at % 11) << 60, (at % 13) << 58)
+        let keys = [(at % 7) << 61, (at % 11) << 60 | 1, (at % 13) << 58 | 2];
+        format!("{label} {}:1 {}:1 {}:1\n", keys[0], keys[1], keys[2])
     };
     std::fs::write(&data, (0..2000).map(example).collect::<String>()).unwrap();
     let train = format!(
@@ -216,8 +217,9 @@ fn a_run_in_steps_with_replicas_outlives_servers() {
     going.stderr.take().unwrap().read_to_string(&mut said).unwrap();
     assert_eq!(status.code(), Some(130), "{said}");
     assert_eq!(last["rows"], whole["rows"]);
+    // It has trained for longer.
     let ratio = last["objective"].as_f64().unwrap() / whole["objective"].as_f64().unwrap();
-    assert!((0.8..1.25).contains(&ratio), "{ratio}");
+    assert!(ratio < 1.05, "{ratio}");
     assert!(model.exists());
 }
 

@@ -182,11 +182,12 @@ fn a_stage_lays_out_the_tables_of_its_job() {
                 engine.run().unwrap().remove(0).unwrap();
                 let mut client = cluster.client().unwrap();
                 let table = client.create_table(&table()).unwrap();
+                let pulled = client.pull(table, &KEYS).unwrap();
+                assert_eq!(client.wait(pulled).unwrap().values::<f32>(), [6.0, 6.0]);
+                // By now the client has heard where the shards are.
                 let used: BTreeSet<usize> =
                     client.shards(table).unwrap().iter().map(|shard| shard.server).collect();
                 assert_eq!(used.into_iter().collect::<Vec<_>>(), servers);
-                let pulled = client.pull(table, &KEYS).unwrap();
-                assert_eq!(client.wait(pulled).unwrap().values::<f32>(), [6.0, 6.0]);
                 client.drop_table(table).unwrap();
             }
         });
