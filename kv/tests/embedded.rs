@@ -159,7 +159,10 @@ fn servers_record_histories_in_a_folder() {
     let folder = std::env::temp_dir().join(format!("caravan-histories-{}", std::process::id()));
     let _ = std::fs::remove_dir_all(&folder);
     let run = |folder: &Path| {
-        let node = NodeConfig { history: Some(folder.to_owned()), ..node(support::any()) };
+        let history = Some(folder.to_owned());
+        // A busy host opens the ports of seven nodes slowly.
+        let join_timeout = Duration::from_secs(180);
+        let node = NodeConfig { history, join_timeout, ..node(support::any()) };
         let config = ClusterConfig { servers: 2, threads: 2, workers: 3, node };
         let apps = Apps::default().with("count", || Box::new(Count));
         let mut cluster =

@@ -22,7 +22,7 @@ pub(crate) fn config(servers: usize, workers: usize) -> ClusterConfig {
     let node = support::node(support::any());
     let mut config = ClusterConfig { servers, workers, node, ..ClusterConfig::default() };
     config.node.pin = false;
-    config.node.join_timeout = Duration::from_secs(20);
+    config.node.join_timeout = Duration::from_secs(60);
     config
 }
 
