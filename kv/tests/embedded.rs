@@ -6,6 +6,7 @@
 mod support;
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use caravan_kv::consistency::Model;
 use caravan_kv::history;
