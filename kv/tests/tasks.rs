@@ -1,13 +1,16 @@
 //! Goal: tasks start when those that they wait for are finished, also their sub-tasks, at each
-//! worker by itself; graphs are shipped, and virtual tasks are finished by their driver.
+//! worker by itself; graphs are shipped, and virtual tasks are finished by their driver. Where one
+//! worker fails the others wait for it no longer.
 //! Method: whole clusters on the simulated network, whose apps write into a log.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use caravan_kv::consistency::Model;
 use caravan_kv::{
-    App, Apps, Cluster, ClusterConfig, Error, Handles, Launch, Step, Target, WorkerNode,
+    App, Apps, Cluster, ClusterConfig, Error, Handles, Launch, Step, TableSpec, Target, ValueType,
+    WorkerNode,
 };
 use caravan_van::sim::{Faults, Network, for_each_seed};
 use serde_json::{Value, json};
@@ -17,7 +20,7 @@ const WORKERS: usize = 3;
 /// Which app has begun and ended where, as "name rank begins".
 type Log = Arc<Mutex<Vec<String>>>;
 
-/// Does what its input says: takes some milliseconds, starts sub-tasks, fails.
+/// Does what its input says: takes some milliseconds, starts sub-tasks, waits for others, fails.
 struct Does(Log);
 
 impl App for Does {
@@ -34,8 +37,14 @@ impl App for Does {
         }
         let slower = if body["slow"] == rank { 1000 } else { 1 };
         Network::here().unwrap().sleep(Duration::from_millis(slower));
+        if body["fails_at"] == rank {
+            return Err(format!("{name} was told to"));
+        }
         if body["meets"] == true {
             node.barrier("here").map_err(|error| error.to_string())?;
+        }
+        if body["steps"] == true {
+            step(node).map_err(|error| error.to_string())?;
         }
         note("ends");
         match body["fails"].as_bool() {
@@ -43,6 +52,22 @@ impl App for Does {
             _ => Ok(json!(format!("{name} {}", node.rank))),
         }
     }
+}
+
+/// Takes two iterations of a table under BSP, of which nobody gets past the first alone.
+fn step(node: &mut WorkerNode) -> caravan_kv::Result<()> {
+    let spec =
+        TableSpec::new(1, "steps", ValueType::I64, 1).consistency(Model::Bsp, WORKERS as u32);
+    let worker = &mut node.worker;
+    let table = worker.create_table(&spec)?;
+    worker.join(table)?;
+    for _ in 0..2 {
+        let pulled = worker.pull(table, &[1])?;
+        worker.wait(pulled)?;
+        worker.push_last(table, &[1], &[1_i64])?;
+    }
+    let left = worker.leave(table)?;
+    worker.wait(left).map(drop)
 }
 
 /// Runs `drive` as the driver of three workers; returns the log.
@@ -133,6 +158,40 @@ fn a_failed_sub_task_is_named_by_its_task() {
         let lost = cluster.submit(Target::Worker(0), "does", &lost).unwrap();
         let error = cluster.wait(lost).unwrap_err().to_string();
         assert!(error.contains("no worker 7"), "{error}");
+    });
+}
+
+#[test]
+fn who_waits_for_a_worker_that_has_failed_ends_with_its_reason() {
+    for_each_seed(10, |seed| {
+        let log = run(seed, |cluster| {
+            for part in ["meets", "steps"] {
+                cluster.begin(part).unwrap();
+                let good = json!({ "name": "good", part: true });
+                let good_one = cluster.submit(Target::Workers, "does", &good).unwrap();
+                assert_eq!(cluster.wait(good_one).unwrap().len(), WORKERS);
+                cluster.end().unwrap();
+                cluster.begin(part).unwrap();
+                let began = cluster.now();
+                let busy = json!({ "name": "busy", "slow": 2 });
+                let busy = cluster.submit(Target::Worker(2), "does", &busy).unwrap();
+                let bad = json!({ "name": part, part: true, "fails_at": 1 });
+                let bad = cluster.submit(Target::Workers, "does", &bad).unwrap();
+                let error = cluster.wait(bad).unwrap_err();
+                let Error::TaskFailed { node, app, reason } = &error else { panic!("{error}") };
+                assert_eq!((&node[..], &app[..]), ("worker 1", "does"));
+                assert_eq!(reason, &format!("{part} was told to"));
+                let took = cluster.now() - began;
+                assert!(took < Duration::from_secs(5), "it waits for a timeout: {took:?}");
+                cluster.wait(busy).unwrap();
+                cluster.end().unwrap();
+            }
+        });
+        for part in ["meets", "steps"] {
+            at(&log, &format!("{part} 0 begins"));
+            assert!(!log.contains(&format!("{part} 0 ends")), "{log:?}");
+            assert!(!log.contains(&format!("{part} 2 begins")), "it was not begun: {log:?}");
+        }
     });
 }
 

@@ -8,6 +8,7 @@ mod support;
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
+use std::thread::JoinHandle;
 
 use caravan_kv::node::{run_server, run_worker};
 use caravan_kv::{Apps, Cluster, ClusterConfig, Handles, Launch, NodeConfig};
@@ -54,32 +55,66 @@ fn three_stages_on_images_equal_one_thread_to_the_bit() {
     cluster.shutdown().unwrap();
 }
 
-/// Workers of several processes: centres go to those that have none by requests between nodes.
-#[test]
-fn centres_pass_between_processes_without_the_servers() {
-    let file = heaps(300);
+type Nodes = Vec<JoinHandle<caravan_kv::Result<()>>>;
+
+/// A cluster of workers with stores of their own, as processes have them, that see these folders.
+fn apart(folders: &[&Path]) -> (Cluster, Nodes) {
     let scheduler = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
-    let data_root = Some(std::env::temp_dir());
-    let node = NodeConfig { scheduler, data_root, ..NodeConfig::default() };
-    let config = ClusterConfig { workers: 3, node: node.clone(), ..ClusterConfig::default() };
+    let node = NodeConfig { scheduler, ..NodeConfig::default() };
+    let workers = folders.len();
+    let config = ClusterConfig { workers, node: node.clone(), ..ClusterConfig::default() };
     let mut nodes = Vec::new();
-    for rank in 0..3 {
-        let node = node.clone();
-        // A store of its own, as each process has.
+    for (rank, folder) in folders.iter().enumerate() {
+        let node = NodeConfig { data_root: Some(folder.into()), ..node.clone() };
         let run = move || run_worker(&node, Some(rank), &kmeans::apps(Apps::default()), false);
         nodes.push(std::thread::spawn(run));
     }
     let server = move || run_server(&node, Some(0), 1, &Handles::default(), false);
     nodes.push(std::thread::spawn(server));
-    let mut cluster = Cluster::launch(&config, Launch::External).unwrap();
+    (Cluster::launch(&config, Launch::External).unwrap(), nodes)
+}
+
+fn end(cluster: Cluster, nodes: Nodes) {
+    cluster.shutdown().unwrap();
+    nodes.into_iter().for_each(|node| node.join().unwrap().unwrap());
+}
+
+/// Workers of several processes: centres go to those that have none by requests between nodes.
+#[test]
+fn centres_pass_between_processes_without_the_servers() {
+    let file = heaps(300);
+    let here = std::env::temp_dir();
+    let (mut cluster, nodes) = apart(&[&here, &here, &here]);
     let stages = [(1, 50), (3, 100), (1, 60), (2, 80)];
     let stages = stages.map(|(workers, batch)| batches(workers, batch, 2));
     train(&mut cluster, &Problem::new(vec![file.clone()], 4, stages.to_vec()));
     // Stages of no batches hand on what they got.
     let idle = vec![batches(1, 50, 2), batches(3, 50, 0), batches(2, 50, 1)];
     train(&mut cluster, &Problem::new(vec![file.clone()], 4, idle));
-    cluster.shutdown().unwrap();
-    nodes.into_iter().for_each(|node| node.join().unwrap().unwrap());
+    end(cluster, nodes);
+    std::fs::remove_file(file).unwrap();
+}
+
+/// Others wait for it at the barrier of a later stage, and in the iterations of the first one.
+#[test]
+fn a_worker_that_fails_ends_its_stage() {
+    let file = heaps(250);
+    let elsewhere = tempfile::tempdir().unwrap();
+    let here = std::env::temp_dir();
+    let (mut cluster, nodes) = apart(&[&here, &here, elsewhere.path()]);
+    let of = |stages: &[Batches]| Problem::new(vec![file.clone()], 4, stages.to_vec());
+    let good = of(&[batches(2, 100, 4)]); // at workers 0 and 1
+    for bad in
+        [of(&[batches(1, 50, 2), batches(3, 100, 2), batches(1, 50, 2)]), of(&[batches(3, 100, 2)])]
+    {
+        let mut ended = 0;
+        let error = kmeans::train(&mut cluster, &bad, |_| ended += 1).unwrap_err().to_string();
+        assert_eq!(ended, bad.stages.len() / 2, "stages");
+        assert!(error.contains("worker 2 failed at kmeans"), "{error}");
+        assert!(error.contains(&file.display().to_string()), "{error}");
+        train(&mut cluster, &good);
+    }
+    end(cluster, nodes);
     std::fs::remove_file(file).unwrap();
 }
 

@@ -167,6 +167,25 @@ pub(crate) enum Letter {
     Request { number: u64, from: NodeName, responder: String, command: i32, body: Body },
     /// An answer to the request that has this number where it was made.
     Answer { id: u64, from: NodeName, outcome: Result<Body, String> },
+    /// Another worker has failed at a task that this one runs as well: what that waits for fails.
+    Failed(Failure),
+}
+
+/// Why a task cannot succeed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Failure {
+    /// Its number.
+    pub(crate) task: u64,
+    pub(crate) app: String,
+    /// The worker that has failed first.
+    pub(crate) rank: usize,
+    pub(crate) why: String,
+}
+
+impl From<Failure> for Error {
+    fn from(Failure { app, rank, why, .. }: Failure) -> Error {
+        Error::TaskFailed { node: format!("worker {rank}"), app, reason: why }
+    }
 }
 
 impl Letter {
@@ -175,6 +194,7 @@ impl Letter {
         let body = match self {
             Letter::Request { body, .. } | Letter::Answer { outcome: Ok(body), .. } => body.0.len(),
             Letter::Answer { outcome: Err(why), .. } => why.len(),
+            Letter::Failed(Failure { app, why, .. }) => app.len() + why.len(),
         };
         size_of::<Letter>() + body
     }
@@ -397,8 +417,9 @@ impl Submitted {
 /// The outcome of a task.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Waited {
-    /// All workers have ended it; their reports are in order of rank.
-    Done { app: String, reports: BTreeMap<usize, Report> },
+    /// All workers have ended it; their reports are in order of rank. `first` has failed before
+    /// others, whose failures follow from that.
+    Done { app: String, reports: BTreeMap<usize, Report>, first: Option<usize> },
     /// A node was lost first.
     Lost(Loss),
     /// There is no task of this number, or it was waited for already.

@@ -320,6 +320,7 @@ impl Desk {
                     }
                     self.settle(id);
                 }
+                Letter::Failed(_) => {} // of tasks, of which a desk knows nothing
             }
         }
     }

@@ -1,9 +1,11 @@
 //! A node that has joined: receives tasks from the scheduler and reports their results.
 
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use super::control::{
-    Ask, Gone, Join, Loss, Order, Report, Role, Roster, Step, Submitted, Target, is_within,
+    Ask, Failure, Gone, Join, Letter, Loss, Order, Report, Role, Roster, Step, Submitted, Target,
+    is_within,
 };
 use super::desk::{AtDesk, Desk};
 use super::lane::{Heard, SchedulerLane};
@@ -45,14 +47,22 @@ pub enum Work {
     },
 }
 
+/// The task that runs.
+struct Running {
+    number: u64,
+    job: String,
+}
+
 /// This node's side of the control plane.
 pub struct Member {
     lane: SchedulerLane,
     roster: Roster,
     role: Role,
-    tasks: std::collections::VecDeque<Task>,
-    /// The job of the task that runs, unless that ends a job.
-    job: Option<String>,
+    tasks: VecDeque<Task>,
+    /// The task that runs, unless that ends a job.
+    running: Option<Running>,
+    /// Of tasks that run or wait here, why others have failed at them.
+    failures: BTreeMap<u64, Failure>,
     desk: Desk,
     /// The request that waits for an answer, and the answer.
     asked: Option<u64>,
@@ -87,8 +97,9 @@ impl Member {
             lane,
             roster,
             role,
-            tasks: Default::default(),
-            job: None,
+            tasks: VecDeque::new(),
+            running: None,
+            failures: BTreeMap::new(),
             desk,
             asked: None,
             answer: None,
@@ -120,8 +131,9 @@ impl Member {
             self.poll()?;
             if let Some(task) = self.tasks.pop_front() {
                 let ends = matches!(task.work, Work::Forget { .. });
-                self.job = (!ends).then(|| task.job.clone());
-                match self.check_job() {
+                let running = || Running { number: task.number, job: task.job.clone() };
+                self.running = (!ends).then(running);
+                match self.check_task() {
                     Ok(()) => return Ok(Some(task)),
                     Err(ended) => self.report(&task, &Err(ended.to_string()))?,
                 }
@@ -140,6 +152,8 @@ impl Member {
     /// [`Error::NodeLost`] if the scheduler is gone.
     pub fn report(&mut self, task: &Task, report: &Report) -> Result<()> {
         self.poll()?;
+        self.running = None;
+        self.failures.remove(&task.number);
         if self.ended {
             return Ok(()); // nobody waits for it
         }
@@ -165,21 +179,31 @@ impl Member {
     }
 
     /// Fails if the job of the task that runs has ended: the order to forget it waits behind that.
-    fn check_job(&self) -> Result<()> {
-        let Some(job) = &self.job else { return Ok(()) };
+    /// Fails if another worker has failed at the task.
+    fn check_task(&self) -> Result<()> {
+        let Some(Running { number, job }) = &self.running else { return Ok(()) };
         let ends_it =
             |task: &Task| matches!(task.work, Work::Forget { .. }) && is_within(job, &task.job);
         match self.tasks.iter().any(ends_it) {
             true => Err(Error::Cancelled { job: job.clone() }),
-            false => Ok(()),
+            false => self.failures.get(number).map_or(Ok(()), |it| Err(it.clone().into())),
         }
     }
 
-    /// Fails if the cluster or the job is over, or a node is known to be lost, so that no other
-    /// wait can succeed.
+    /// Enters that another worker has failed at a task, if that runs or waits here.
+    fn enter_failure(&mut self, failure: Failure) {
+        let runs = self.running.as_ref().is_some_and(|it| it.number == failure.task);
+        if runs || self.tasks.iter().any(|task| task.number == failure.task) {
+            self.failures.insert(failure.task, failure);
+        }
+    }
+
+    /// Fails if the cluster, the job or the task is over, or a node is known to be lost, so that no
+    /// other wait can succeed.
     ///
     /// # Errors
-    /// [`Error::NodeLost`] names the node, or the scheduler; [`Error::Cancelled`].
+    /// [`Error::NodeLost`] names the node, or the scheduler; [`Error::Cancelled`];
+    /// [`Error::TaskFailed`] names the worker that has failed.
     pub(crate) fn check(&mut self) -> Result<()> {
         self.poll()?;
         if self.ended {
@@ -187,7 +211,7 @@ impl Member {
         }
         match self.lost.clone() {
             Some(loss) => Err(loss.into()),
-            None => self.check_job(),
+            None => self.check_task(),
         }
     }
 
@@ -263,7 +287,14 @@ impl Member {
             }
             Heard::Order { number, order: Order::Letters(letters) } => {
                 self.lane.answer(number, &())?;
-                self.desk.deliver(letters);
+                let mut others = Vec::with_capacity(letters.len());
+                for letter in letters {
+                    match letter {
+                        Letter::Failed(failure) => self.enter_failure(failure),
+                        other => others.push(other),
+                    }
+                }
+                self.desk.deliver(others);
             }
             Heard::Order { number, order: Order::LostServers(lost) } => {
                 self.lane.answer(number, &())?;

@@ -95,7 +95,8 @@ impl WorkerNode {
     /// Waits until all workers that run this task have reached its barrier called `name`.
     ///
     /// # Errors
-    /// [`Error::Timeout`]; [`Error::NodeLost`] names any node that was lost meanwhile.
+    /// [`Error::Timeout`]; [`Error::NodeLost`] names any node that was lost meanwhile,
+    /// [`Error::TaskFailed`] a worker that has failed at this task.
     pub fn barrier(&mut self, name: &str) -> Result<()> {
         self.member.borrow_mut().meet(Party::Task(self.task), name, self.config.join_timeout)
     }

@@ -341,17 +341,19 @@ impl Scheduler {
     /// workers that were lost meanwhile and are not needed ([`NodeConfig::losses_max`]).
     ///
     /// # Errors
-    /// [`Error::TaskFailed`] and [`Error::NodeLost`] name the node.
+    /// [`Error::TaskFailed`] and [`Error::NodeLost`] name the node, of several that have failed the
+    /// first.
     pub fn wait(&mut self, task: TaskId) -> Result<Vec<serde_json::Value>> {
-        let (app, reports) = match self.ask(&Command::Wait { task: task.0 })? {
-            Waited::Done { app, reports } => (app, reports),
+        let (app, mut reports, first) = match self.ask(&Command::Wait { task: task.0 })? {
+            Waited::Done { app, reports, first } => (app, reports, first),
             Waited::Lost(loss) => return Err(loss.into()),
             Waited::Unknown => return Err(Error::UnknownTimestamp { timestamp: task.0 }),
         };
         if reports.values().any(Result::is_err) {
             self.glance()?; // a lost node is the reason of what others report
         }
-        let results = reports.into_iter().map(|(rank, report)| {
+        let first = first.and_then(|rank| reports.remove_entry(&rank));
+        let results = first.into_iter().chain(reports).map(|(rank, report)| {
             let node = format!("worker {rank}");
             report.map_err(|reason| Error::TaskFailed { node, app: app.clone(), reason })
         });

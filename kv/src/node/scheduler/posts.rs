@@ -5,14 +5,14 @@ use std::collections::BTreeSet;
 use caravan_van::PeerId;
 
 use super::super::barriers::{Barriers, NAME_BYTES_MAX, Party, Waiting};
-use super::super::control::{Acknowledged, Order, Post};
+use super::super::control::{Acknowledged, Letter, Order, Post};
 use super::super::desk::BODY_BYTES_MAX;
 use super::super::group::{NodeName, Recipients};
 use super::super::members::{Members, Violation};
 use super::exchange::{Batch, Exchange, Question};
 use super::jobs::Jobs;
 use super::plane::Plane;
-use super::tasks::Tasks;
+use super::tasks::{Tasks, Unheard};
 
 /// An answer to the message of a node.
 struct Reply {
@@ -128,6 +128,20 @@ impl Posts {
         self.exchange.lose(node, reason);
         let met = self.barriers.lose(node).into_iter().map(Reply::met).collect();
         self.reply(plane, met);
+    }
+
+    /// Tells workers that others have failed at tasks that they run.
+    pub(super) fn tell_failures(&mut self, plane: &mut Plane, unheard: Vec<Unheard>) {
+        if unheard.is_empty() {
+            return;
+        }
+        for Unheard { rank, failure } in unheard {
+            let worker = NodeName::Worker(rank);
+            if plane.lane(worker).is_some() {
+                self.exchange.tell(worker, Letter::Failed(failure));
+            }
+        }
+        self.hand_on(plane);
     }
 
     /// Enters that a node has taken the letters of this batch, and sends it the next ones; returns

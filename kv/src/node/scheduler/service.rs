@@ -175,9 +175,10 @@ impl Service {
             }
             self.check_members();
         }
-        let Service { plane, jobs, .. } = self;
+        let Service { plane, jobs, posts, .. } = self;
         plane.tell_untold(|| jobs.tasks.next_number());
         plane.tell_unheard(|| jobs.tasks.next_number());
+        posts.tell_failures(plane, jobs.tasks.take_unheard());
         for (&peer, driver) in &mut jobs.drivers {
             let Some(gathers) = &mut driver.gathers else { continue };
             if now >= gathers.until {

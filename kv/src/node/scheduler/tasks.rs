@@ -5,12 +5,16 @@
 //! sub-tasks that it has started there are finished everywhere. A task that waits for others starts
 //! at a worker when they are finished there, or everywhere if that worker does not run them. A
 //! virtual task is run by nobody, and is finished when its driver says so.
+//!
+//! Workers of a task may wait for each other. When one has failed at it, the others are told, so
+//! that they do not wait for what will never come.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 
 use caravan_van::PeerId;
 
-use super::super::control::{Order, Report, Waited};
+use super::super::control::{Failure, Order, Report, Waited};
 
 /// What a task does.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,6 +25,16 @@ pub(super) enum What {
     Forgets(String),
     /// Nothing: its driver finishes it.
     Virtual,
+}
+
+impl fmt::Display for What {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            What::App(app) => f.write_str(app),
+            What::Forgets(job) => write!(f, "ending the job {job}"),
+            What::Virtual => f.write_str("a virtual task"),
+        }
+    }
 }
 
 /// A task that is to be added.
@@ -52,6 +66,15 @@ pub(super) struct Tasks {
     /// Number of tasks that each worker has been told and has not reported.
     loads: BTreeMap<usize, usize>,
     count: u64,
+    /// Workers that are to hear of a failure.
+    unheard: Vec<Unheard>,
+}
+
+/// A worker that is to hear that another has failed at a task that it has been told.
+#[derive(Debug, PartialEq)]
+pub(super) struct Unheard {
+    pub(super) rank: usize,
+    pub(super) failure: Failure,
 }
 
 struct Running {
@@ -64,6 +87,8 @@ struct Running {
     /// Number of unfinished sub-tasks of each worker, and why one has failed.
     parts: BTreeMap<usize, usize>,
     failed: BTreeMap<usize, String>,
+    /// The first worker that has reported that it has failed.
+    failure: Option<Failure>,
 }
 
 /// Stands for the driver among the workers of a virtual task.
@@ -83,6 +108,17 @@ impl Running {
             true => !self.missing.contains(&rank),
             false => self.missing.is_empty(),
         }
+    }
+
+    /// Records that a worker has failed; returns the others that run it, if it is the first.
+    fn fail(&mut self, task: u64, rank: usize, why: String) -> Vec<Unheard> {
+        if self.failure.is_some() {
+            return Vec::new();
+        }
+        let app = self.task.what.to_string();
+        let failure = self.failure.insert(Failure { task, app, rank, why }).clone();
+        let others = self.missing.iter().filter(|other| self.is_run_by(**other));
+        others.map(|other| Unheard { rank: *other, failure: failure.clone() }).collect()
     }
 
     /// Finishes it at a worker that has reported and has no unfinished sub-tasks.
@@ -128,7 +164,7 @@ impl Tasks {
         let unsent = task.ranks.clone();
         let missing = if task.what == What::Virtual { vec![DRIVER] } else { unsent.clone() };
         let (reports, parts, failed) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        let running = Running { task, unsent, missing, reports, parts, failed };
+        let running = Running { task, unsent, missing, reports, parts, failed, failure: None };
         self.running.insert(number, running);
         self.settle();
         number
@@ -150,6 +186,8 @@ impl Tasks {
         })?;
         let running = self.running.get_mut(&at.task)?;
         running.unsent.retain(|rank| *rank != at.rank);
+        let failure = running.failure.clone();
+        self.unheard.extend(failure.map(|failure| Unheard { rank: at.rank, failure }));
         *self.loads.entry(at.rank).or_insert(0) += 1;
         Some((at, running.task.order.clone()?))
     }
@@ -250,13 +288,20 @@ impl Tasks {
         Some((running.task.owner?, job))
     }
 
+    /// Takes the workers that are to hear that others have failed.
+    pub(super) fn take_unheard(&mut self) -> Vec<Unheard> {
+        std::mem::take(&mut self.unheard)
+    }
+
     /// Records a worker's result.
     pub(super) fn report(&mut self, number: u64, rank: usize, report: Report) {
         if let Some(running) = self.running.get_mut(&number) {
             if let Some(load) = self.loads.get_mut(&rank).filter(|_| running.is_run_by(rank)) {
                 *load -= 1;
             }
+            let why = report.as_ref().err().cloned();
             running.reports.insert(rank, report);
+            self.unheard.extend(why.into_iter().flat_map(|why| running.fail(number, rank, why)));
             running.finish_if_done(rank);
         }
         self.settle();
@@ -296,13 +341,9 @@ impl Tasks {
             Some(running) if !running.missing.is_empty() => return None,
             Some(_) => {}
         }
-        let Running { task, reports, .. } = self.running.remove(&number)?;
-        let app = match task.what {
-            What::App(app) => app,
-            What::Forgets(job) => format!("ending the job {job}"),
-            What::Virtual => "a virtual task".to_owned(),
-        };
-        Some(Waited::Done { app, reports })
+        let Running { task, reports, failure, .. } = self.running.remove(&number)?;
+        let first = failure.map(|failure| failure.rank);
+        Some(Waited::Done { app: task.what.to_string(), reports, first })
     }
 }
 
@@ -413,6 +454,30 @@ mod tests {
         assert_eq!((tasks.len(), tasks.load(0)), (1, 1));
         tasks.report(first, 0, Ok(0.into()));
         assert!(tasks.len() == 0 && sent(&mut tasks).is_empty());
+    }
+
+    #[test]
+    fn workers_hear_of_the_first_failure() {
+        let mut tasks = Tasks::default();
+        // Worker 2 has as many as it may have.
+        let [first, second] = [(); 2].map(|()| tasks.add(task(&[2], &[])));
+        let all = tasks.add(task(&[0, 1, 2, 3], &[]));
+        let told = [(first, 2), (second, 2), (all, 0), (all, 1), (all, 3)];
+        assert_eq!(sent(&mut tasks), told);
+        tasks.report(all, 3, Ok(3.into()));
+        tasks.report(all, 1, Err("why".to_owned()));
+        let of = |rank| Unheard {
+            rank,
+            failure: Failure { task: all, app: "a".to_owned(), rank: 1, why: "why".to_owned() },
+        };
+        assert_eq!(tasks.take_unheard(), [of(0)], "the others have ended it, or know of none");
+        tasks.report(all, 0, Err("follows".to_owned()));
+        tasks.report(first, 2, Ok(2.into()));
+        assert_eq!(sent(&mut tasks), [(all, 2)]);
+        assert_eq!(tasks.take_unheard(), [of(2)]);
+        tasks.report(all, 2, Err("follows".to_owned()));
+        let Some(Waited::Done { first, .. }) = tasks.take(all, DRIVER) else { panic!("it runs") };
+        assert_eq!(first, Some(1));
     }
 
     #[test]
