@@ -16,10 +16,23 @@
 use std::collections::{HashMap, VecDeque};
 
 use crate::error::{Error, Result};
+use crate::filter::Draws;
 use crate::server::Sum;
 use crate::table::ValueType;
 use crate::tracker::Timestamp;
 use crate::worker::{Table, Worker};
+
+/// Which rows go when more come than are kept.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Eviction {
+    /// Those that were not read for longest (LRU).
+    #[default]
+    LeastRecent,
+    /// Those that were read least often since they came (LFU).
+    LeastFrequent,
+    /// Those that draws from this seed choose.
+    Random(u64),
+}
 
 /// How stale rows may get, and how many are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,6 +43,8 @@ pub struct Bounds {
     pub rounds: u64,
     /// Most rows, at least 1. A read of more keys than that keeps all of them until the next one.
     pub rows_max: usize,
+    /// Which half of them go when there are more.
+    pub eviction: Eviction,
 }
 
 /// What a cache has saved.
@@ -60,6 +75,8 @@ pub struct Cache<V> {
     /// The values of the last read.
     answer: Vec<V>,
     counters: CacheCounters,
+    /// How often room was made.
+    evictions: u64,
 }
 
 struct Row<V> {
@@ -71,7 +88,10 @@ struct Row<V> {
     waits_since: Option<u64>,
     pulled_in: u64,
     read_in: u64,
+    /// Reads since the last pull.
     reads: u32,
+    /// Reads since the row came.
+    reads_in_all: u64,
 }
 
 /// Rows that may wait whatever the number of rows.
@@ -108,6 +128,7 @@ impl<V: Sum> Cache<V> {
                 pushes: VecDeque::new(),
                 answer: Vec::new(),
                 counters: CacheCounters::default(),
+                evictions: 0,
             });
         };
         Err(Error::Config(format!("rows of table {} cannot be kept: {why}", spec.name)))
@@ -118,12 +139,17 @@ impl<V: Sum> Cache<V> {
         self.counters
     }
 
+    /// Whether the row of a key is here.
+    pub fn keeps(&self, key: u64) -> bool {
+        self.rows.contains_key(&key)
+    }
+
     /// The values of sorted `keys: [n]`, `[n * width]` of them.
     ///
     /// # Errors
     /// As [`Worker::pull`] and [`Worker::wait`].
     pub fn read(&mut self, worker: &mut Worker, keys: &[u64]) -> Result<&[V]> {
-        self.make_room(worker, keys.len())?;
+        self.make_room(worker, keys)?;
         let is_old = |row: &Row<V>| {
             row.reads >= self.bounds.reads || self.round - row.pulled_in > self.bounds.rounds
         };
@@ -135,6 +161,7 @@ impl<V: Sum> Cache<V> {
         for key in keys {
             let Some(row) = self.rows.get_mut(key) else { continue };
             row.reads += 1;
+            row.reads_in_all += 1;
             row.read_in = self.round;
             self.answer.extend_from_slice(&row.shown);
         }
@@ -214,7 +241,9 @@ impl<V: Sum> Cache<V> {
         let answer = worker.wait(pulled)?;
         self.counters.pulled += keys.len() as u64;
         for (key, values) in keys.iter().zip(answer.values::<V>().chunks_exact(self.width)) {
+            let before = self.rows.get(key);
             let row = Row {
+                reads_in_all: before.map_or(0, |row| row.reads_in_all),
                 shown: values.to_vec(),
                 sum: Vec::new(),
                 waits_since: None,
@@ -258,19 +287,29 @@ impl<V: Sum> Cache<V> {
         Ok(())
     }
 
-    /// Makes room for `more` rows: half of the rows go, those that were not read for longest.
-    fn make_room(&mut self, worker: &mut Worker, more: usize) -> Result<()> {
-        if self.rows.len() + more <= self.bounds.rows_max || self.rows.is_empty() {
+    /// Makes room for the rows of these keys: if there is none, half of all rows go.
+    fn make_room(&mut self, worker: &mut Worker, keys: &[u64]) -> Result<()> {
+        let new = keys.iter().filter(|key| !self.keeps(**key)).count();
+        if self.rows.len() + new <= self.bounds.rows_max || self.rows.is_empty() {
             return Ok(());
         }
-        let mut ages: Vec<(u64, u64)> =
-            self.rows.iter().map(|(key, row)| (row.read_in, *key)).collect();
-        let kept = (self.bounds.rows_max / 2).min(self.bounds.rows_max.saturating_sub(more));
-        let going = ages.len().saturating_sub(kept);
-        if going > 0 && going < ages.len() {
-            ages.select_nth_unstable(going);
+        self.evictions += 1;
+        let worth = |(key, row): (&u64, &Row<V>)| match self.bounds.eviction {
+            Eviction::LeastRecent => row.read_in,
+            Eviction::LeastFrequent => row.reads_in_all,
+            // Numbers from 0 on are in the order of their bits.
+            Eviction::Random(seed) => Draws::new(seed, self.evictions).of(*key).to_bits(),
+        };
+        // Equal ones go in order of their keys.
+        let mut ranked: Vec<(u64, u64)> =
+            self.rows.iter().map(|(key, row)| (worth((key, row)), *key)).collect();
+        // Rows of these keys may go, too, and come back.
+        let kept = (self.bounds.rows_max / 2).min(self.bounds.rows_max.saturating_sub(keys.len()));
+        let going = ranked.len().saturating_sub(kept);
+        if going > 0 && going < ranked.len() {
+            ranked.select_nth_unstable(going);
         }
-        let going: Vec<u64> = ages[..going].iter().map(|(_, key)| *key).collect();
+        let going: Vec<u64> = ranked[..going].iter().map(|(_, key)| *key).collect();
         self.push_sums(worker, going.clone())?;
         going.iter().for_each(|key| drop(self.rows.remove(key)));
         self.forget_pushed();

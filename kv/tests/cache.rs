@@ -9,7 +9,7 @@ mod support;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
-use caravan_kv::cache::{Bounds, Cache};
+use caravan_kv::cache::{Bounds, Cache, Eviction};
 use caravan_kv::consistency::Model;
 use caravan_kv::filter::Draws;
 use caravan_kv::{Error, Handles, Table, TableSpec, ValueType, Worker};
@@ -50,6 +50,14 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => Just(Step::Advance),
     ];
     prop::collection::vec(step, 1..60)
+}
+
+fn evictions() -> impl Strategy<Value = Eviction> {
+    prop_oneof![
+        Just(Eviction::LeastRecent),
+        Just(Eviction::LeastFrequent),
+        (0_u64..1000).prop_map(Eviction::Random),
+    ]
 }
 
 /// Others only add, so a row is at least what it was when its pull had to come, with all of the
@@ -106,10 +114,10 @@ fn follows_its_bounds(worker: &mut Worker, other: &mut Worker, bounds: Bounds, s
 fn rows_are_as_fresh_as_their_bounds_and_lose_nothing() {
     let servers = servers(2);
     let workers = RefCell::new([servers.worker(), servers.worker()]);
-    let bounds = (1_u32..6, 0_u64..4, 1_usize..14);
+    let bounds = (1_u32..6, 0_u64..4, 1_usize..14, evictions());
     let runner = &mut proptest::test_runner::TestRunner::new(ProptestConfig::with_cases(100));
-    let run = runner.run(&(bounds, steps()), |((reads, rounds, rows_max), steps)| {
-        let bounds = Bounds { reads, rounds, rows_max };
+    let run = runner.run(&(bounds, steps()), |((reads, rounds, rows_max, eviction), steps)| {
+        let bounds = Bounds { reads, rounds, rows_max, eviction };
         let [worker, other] = &mut *workers.borrow_mut();
         follows_its_bounds(worker, other, bounds, &steps);
         Ok(())
@@ -117,11 +125,47 @@ fn rows_are_as_fresh_as_their_bounds_and_lose_nothing() {
     run.unwrap();
 }
 
+/// Reads row 1 first and most often, then 2 to 4, and 5, for which there is no room; returns which
+/// of the four have stayed.
+fn stayed(worker: &mut Worker, eviction: Eviction) -> Vec<u64> {
+    let table = worker.create_table(&spec(1, ValueType::I64, 1)).unwrap();
+    let bounds = Bounds { reads: u32::MAX, rounds: u64::MAX, rows_max: 4, eviction };
+    let mut cache = Cache::<i64>::new(worker, table, bounds).unwrap();
+    for key in [1, 1, 1, 1, 2, 2, 2, 3, 4, 4, 5] {
+        cache.read(worker, &[key]).unwrap();
+        cache.add(worker, &[key], &[10]).unwrap();
+        cache.advance(worker).unwrap();
+        // There is room for four, and reading one of them again takes none.
+        assert!(key == 5 || (1..=key).all(|it| cache.keeps(it)));
+    }
+    let left = (1..=4).filter(|key| cache.keeps(*key)).collect();
+    let all: Vec<u64> = (1..=5).collect();
+    assert_eq!(cache.read(worker, &all).unwrap(), [40, 30, 10, 20, 10], "nothing is lost");
+    worker.drop_table(table).unwrap();
+    left
+}
+
+#[test]
+fn rows_go_by_age_by_use_or_by_chance() {
+    let servers = servers(1);
+    let worker = &mut servers.worker();
+    assert_eq!(stayed(worker, Eviction::LeastRecent), [3, 4]);
+    assert_eq!(stayed(worker, Eviction::LeastFrequent), [1, 2]);
+    let mut stays = [0; 5];
+    for seed in 0..64 {
+        let left = stayed(worker, Eviction::Random(seed));
+        assert_eq!(left, stayed(worker, Eviction::Random(seed)), "a seed replays");
+        assert_eq!(left.len(), 2);
+        left.iter().for_each(|key| stays[*key as usize] += 1);
+    }
+    assert!(stays[1..].iter().all(|count| (16..=48).contains(count)), "half each: {stays:?}");
+}
+
 #[test]
 fn tables_that_do_not_suit_are_refused_with_the_reason() {
     let servers = servers(1);
     let mut worker = servers.worker();
-    let bounds = Bounds { reads: 10, rounds: 10, rows_max: 10 };
+    let bounds = Bounds { reads: 10, rounds: 10, rows_max: 10, eviction: Eviction::default() };
     let i64s = |id| spec(id, ValueType::I64, 1);
     for (spec, bounds, says) in [
         (i64s(1).handle("assign"), bounds, "the handle add"),
@@ -246,7 +290,8 @@ fn train(bounds: Option<Bounds>) -> (u64, f64) {
 #[test]
 fn rows_kept_save_most_of_a_stream_by_popularity() {
     let (bytes, loss) = train(None);
-    let bounds = Bounds { reads: 16, rounds: u64::MAX, rows_max: KEYS as usize };
+    let eviction = Eviction::default();
+    let bounds = Bounds { reads: 16, rounds: u64::MAX, rows_max: KEYS as usize, eviction };
     let (kept_bytes, kept_loss) = train(Some(bounds));
     let saved = 1.0 - kept_bytes as f64 / bytes as f64;
     println!("{bytes} bytes, with rows kept {kept_bytes}: {saved:.4}; loss {loss}, {kept_loss}");
