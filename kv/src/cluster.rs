@@ -2,6 +2,7 @@
 //! this process, or as nodes of a simulated network.
 
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -307,7 +308,8 @@ impl Cluster {
     /// workers that were lost meanwhile and are not needed ([`NodeConfig::losses_max`]).
     ///
     /// # Errors
-    /// [`Error::TaskFailed`] and [`Error::NodeLost`] name the node.
+    /// [`Error::TaskFailed`] and [`Error::NodeLost`] name the node, of several that have failed the
+    /// first.
     pub fn wait(&mut self, task: TaskId) -> Result<Vec<serde_json::Value>> {
         self.scheduler.borrow_mut().wait(task)
     }
@@ -319,6 +321,16 @@ impl Cluster {
     /// [`Error::NodeLost`] if the scheduler is gone.
     pub fn wait_first(&mut self, tasks: &[TaskId], time: Duration) -> Result<Option<TaskId>> {
         self.scheduler.borrow_mut().wait_first(tasks, time)
+    }
+
+    /// The workers that run tasks of other jobs now, or have them next.
+    ///
+    /// # Errors
+    /// [`Error::NodeLost`].
+    pub fn busy_with_others(&mut self) -> Result<BTreeSet<usize>> {
+        let jobs = self.scheduler.borrow_mut().jobs()?;
+        let others = jobs.into_iter().filter(|it| it.job != self.job);
+        Ok(others.flat_map(|it| it.workers).collect())
     }
 
     /// Time on the clock of the control plane, which is simulated where the cluster is.

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use caravan_kv::{
-    App, Apps, Cluster, ClusterConfig, Handles, Launch, TableSpec, ValueType, WorkerNode,
+    App, Apps, Cluster, ClusterConfig, Handles, Launch, TableSpec, Target, ValueType, WorkerNode,
 };
 use caravan_learn::task::schedule::{Greedy, Sequential};
 use caravan_learn::task::{Climb, Ended, Engine, Part, Stage, Task, Trigger, Wants};
@@ -23,7 +23,7 @@ impl App for Works {
     fn run(&mut self, node: &mut WorkerNode, input: Value) -> Result<Value, String> {
         let text = |error: caravan_kv::Error| error.to_string();
         let (part, rank) = Part::of(node, input)?;
-        if part.body["fails"] == true {
+        if part.body["fails"] == true || part.body["fails_at"] == rank {
             return Err("it was told to".to_owned());
         }
         let began = node.worker.now().as_millis() as u64;
@@ -37,7 +37,14 @@ impl App for Works {
             node.worker.wait(pushed).map_err(text)?;
         }
         node.barrier("met").map_err(text)?;
-        Ok(json!([rank, part.stage, part.threads, began, node.worker.now().as_millis() as u64]))
+        let mut seen: Vec<f32> = Vec::new();
+        if part.body["reads"] == true {
+            let table = node.worker.create_table(&table()).map_err(text)?;
+            let pulled = node.worker.pull(table, &KEYS).map_err(text)?;
+            seen.extend(node.worker.wait(pulled).map_err(text)?.values::<f32>());
+        }
+        let ended = node.worker.now().as_millis() as u64;
+        Ok(json!([rank, part.stage, part.threads, began, ended, seen]))
     }
 }
 
@@ -121,6 +128,63 @@ fn stages_of_several_tasks_run_at_once_where_they_fit() {
             let outcomes = engine.run().unwrap();
             let spans = [0, 1].map(|at| span(outcomes[at].as_ref().unwrap().as_ref().unwrap()));
             assert!(spans[1].0 >= spans[0].1, "seed {seed}: one after another: {spans:?}");
+        });
+    });
+}
+
+/// The others wait for it at the barrier.
+#[test]
+fn a_worker_that_fails_in_a_later_stage_ends_its_task_and_no_other() {
+    for_each_seed(5, |seed| {
+        on_cluster(seed, WORKERS, move |cluster| {
+            let bad = stage(Wants::Any(3), json!({ "fails_at": 1 }));
+            let first = stage(Wants::Any(1), json!({}));
+            let began = cluster.now();
+            let mut engine = Engine::new(cluster, Greedy, Trigger::AT_ONCE);
+            engine.submit(vec![first.clone(), bad, first].into_iter());
+            engine.submit(vec![stage(Wants::Any(1), json!({ "ms": 2000 })); 2].into_iter());
+            let outcomes = engine.run().unwrap();
+            let why = outcomes[0].as_ref().unwrap_err();
+            assert!(why.contains("stage 1 of task 0: worker "), "{why}");
+            assert!(why.ends_with("failed at works: it was told to"), "{why}");
+            outcomes[1].as_ref().unwrap().as_ref().unwrap();
+            let took = cluster.now() - began;
+            assert!(
+                took < Duration::from_secs(10),
+                "seed {seed}: it waits for a timeout: {took:?}"
+            );
+        });
+    });
+}
+
+#[test]
+fn stages_of_jobs_at_once_are_beside_each_other() {
+    on_cluster(1, WORKERS, |cluster| {
+        let mut other = Cluster::attach(&cluster.config().node, "other").unwrap();
+        let body = json!({ "ms": 10_000 });
+        let part = Part { stage: 0, workers: vec![0, 2], threads: 1, body };
+        let input = serde_json::to_value(&part).unwrap();
+        let busy = other.submit(Target::Some(part.workers), "works", &input).unwrap();
+        let mut engine = Engine::new(cluster, Greedy, Trigger::AT_ONCE);
+        engine.submit(vec![stage(Wants::Any(2), json!({}))].into_iter());
+        let ended = engine.run().unwrap().remove(0).unwrap().unwrap();
+        assert_eq!(ended.workers, [1, 3]);
+        other.wait(busy).unwrap();
+        other.shutdown().unwrap();
+    });
+}
+
+#[test]
+fn a_second_task_reads_what_the_first_has_trained() {
+    for_each_seed(3, |seed| {
+        on_cluster(seed, WORKERS, move |cluster| {
+            let adds = stage(Wants::Any(2), json!({ "adds": true }));
+            let mut engine = Engine::new(cluster, Sequential, Trigger::AT_ONCE);
+            engine.submit(vec![adds.clone(), adds].into_iter());
+            engine.submit(vec![stage(Wants::Any(3), json!({ "reads": true }))].into_iter());
+            let outcomes = engine.run().unwrap();
+            let reader = outcomes[1].as_ref().unwrap().as_ref().unwrap();
+            assert!(reader.results.iter().all(|it| it[5] == json!([4.0, 4.0])), "{reader:?}");
         });
     });
 }

@@ -71,6 +71,9 @@ impl<'a> Engine<'a> {
     /// [`Error::Train`] if a node was lost.
     pub fn run(mut self) -> Result<Vec<Outcome>> {
         loop {
+            if self.queue.has_waiting() {
+                self.queue.share(self.cluster.busy_with_others().map_err(failed)?);
+            }
             for start in self.queue.start(self.cluster.now()) {
                 self.start(start)?;
             }

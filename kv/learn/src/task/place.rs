@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 /// The workers that a stage wants.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Wants {
-    /// So many, wherever there is room; first those that the task has used least.
+    /// So many, wherever there is room; first those that no other job uses, and of these those that
+    /// the task has used least.
     Any(usize),
     /// Those of these ranks.
     These(BTreeSet<usize>),

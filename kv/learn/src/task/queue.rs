@@ -27,7 +27,12 @@ pub struct Queue {
     running: BTreeMap<usize, BTreeSet<usize>>,
     /// How many stages of a task each worker has run.
     visits: BTreeMap<usize, BTreeMap<usize, u64>>,
+    /// Workers that others use as well.
+    shared: BTreeSet<usize>,
 }
+
+/// Counts more than any number of stages that a worker has run, and less than its running one now.
+const SHARED: u64 = 1 << 31;
 
 impl Queue {
     /// A queue for workers of the ranks below `workers`, all of them free.
@@ -39,7 +44,18 @@ impl Queue {
             waiting: Vec::new(),
             running: BTreeMap::new(),
             visits: BTreeMap::new(),
+            shared: BTreeSet::new(),
         }
+    }
+
+    /// Says which workers run stages of others now. Stages that may run anywhere get them last.
+    pub fn share(&mut self, workers: BTreeSet<usize>) {
+        self.shared = workers;
+    }
+
+    /// Whether any stage waits.
+    pub fn has_waiting(&self) -> bool {
+        !self.waiting.is_empty()
     }
 
     /// Adds the next stage of a task. Tasks are numbered in the order in which they came.
@@ -83,7 +99,13 @@ impl Queue {
         if !self.trigger.fires(free.len(), *all, now) {
             return Vec::new();
         }
-        let chosen = self.schedule.choose(&self.waiting, self.workers.clone());
+        let mut waiting = self.waiting.clone();
+        for stage in &mut waiting {
+            for worker in &self.shared {
+                *stage.visits.entry(*worker).or_insert(0) += SHARED;
+            }
+        }
+        let chosen = self.schedule.choose(&waiting, self.workers.clone());
         let started = chosen.into_iter().map(|(task, workers)| {
             assert!(workers.is_subset(&self.workers.free), "workers run one stage at a time");
             self.workers.free = &self.workers.free - &workers;
@@ -222,6 +244,22 @@ mod tests {
         assert_eq!(begun[&(1, 0)], 9, "one is free, which is too few: after 7 s");
         assert_eq!(begun[&(2, 0)], 17, "its end is the change, 7 s before");
         assert_eq!(begun[&(0, 1)], 20, "all are free");
+    }
+
+    #[test]
+    fn workers_that_others_use_come_last() {
+        let mut queue = Queue::new(3, Greedy, Trigger::AT_ONCE);
+        let mut started = |shared: &[usize], count| {
+            queue.share(shared.iter().copied().collect());
+            queue.wait(0, Wants::Any(count), Duration::ZERO).unwrap();
+            let workers = queue.start(Duration::ZERO).remove(0).workers;
+            queue.ended(0, Duration::ZERO);
+            workers.into_iter().collect::<Vec<_>>()
+        };
+        assert_eq!(started(&[0, 1], 1), [2]);
+        assert_eq!(started(&[0], 2), [1, 2], "although the task has used it");
+        assert_eq!(started(&[0, 1, 2], 3), [0, 1, 2], "they are not refused");
+        assert_eq!(started(&[], 1), [0]);
     }
 
     #[test]
