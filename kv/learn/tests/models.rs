@@ -135,6 +135,24 @@ fn several_workers_read_a_model_that_stays() {
 }
 
 #[test]
+fn a_second_task_reads_the_model_of_the_first() {
+    let (mut cluster, stores, nodes) = apart();
+    cluster.begin("job").unwrap();
+    train(&mut cluster, 9, &[0]).unwrap();
+    let mut engine = Engine::new(&mut cluster, Greedy, Trigger::AT_ONCE);
+    let body = json!({ "from": 0, "reads": true });
+    let stage = Stage::new("trains", body, Wants::These(BTreeSet::from([1])));
+    engine.submit(vec![stage; 2].into_iter());
+    let outcome = engine.run().unwrap().remove(0).unwrap().unwrap();
+    assert_eq!(outcome.results, [json!([9, 2, 0])]);
+    assert_eq!(stores.iter().map(ModelStore::len).collect::<Vec<_>>(), [1, 1]);
+    cluster.end().unwrap();
+    assert!(stores.iter().all(ModelStore::is_empty));
+    cluster.shutdown().unwrap();
+    nodes.into_iter().for_each(|node| node.join().unwrap().unwrap());
+}
+
+#[test]
 fn in_one_process_nothing_is_sent() {
     let (store, apps) = apps();
     let config = ClusterConfig { workers: 2, ..ClusterConfig::default() };

@@ -89,8 +89,10 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
     use std::io::Write;
+    use std::iter;
     use std::process::Command;
     use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::{Arc, Condvar};
     use std::time::{Duration, Instant};
 
     use super::*;
@@ -158,6 +160,122 @@ mod tests {
         keys.sort_unstable();
         let twice: Vec<u64> = (0..60_000).flat_map(|row| [row, row]).collect();
         assert!(keys == twice, "each row once");
+    }
+
+    /// Time that goes on only when the thread that reads and the one that trains both work, or wait
+    /// for each other.
+    struct Clock {
+        ticks: Mutex<Ticks>,
+        changed: Condvar,
+        /// Parts that may wait.
+        ahead: usize,
+    }
+
+    #[derive(Default)]
+    struct Ticks {
+        now: u64,
+        /// Until when they work.
+        reads_until: u64,
+        trains_until: u64,
+        /// Parts that were read, and that were taken.
+        read: usize,
+        taken: usize,
+        asks: bool,
+        has_ended: bool,
+    }
+
+    impl Ticks {
+        /// Goes on to the next end of work, unless somebody does something first.
+        fn go_on(&mut self, ahead: usize) {
+            let (reads, trains) = (self.reads_until > self.now, self.trains_until > self.now);
+            let waits_for_room = self.read - self.taken > ahead;
+            let waits_for_parts = self.asks && self.read == self.taken && !self.has_ended;
+            if (reads || waits_for_room || self.has_ended) && (trains || waits_for_parts) {
+                let ends = [(reads, self.reads_until), (trains, self.trains_until)];
+                let next = ends.iter().filter(|(works, _)| *works).map(|(_, until)| *until).min();
+                self.now = next.unwrap_or(self.now);
+            }
+        }
+    }
+
+    impl Clock {
+        fn new(ahead: usize) -> Self {
+            Clock { ticks: Mutex::default(), changed: Condvar::new(), ahead }
+        }
+
+        fn change(&self, change: impl FnOnce(&mut Ticks)) {
+            let mut ticks = self.ticks.lock().unwrap();
+            change(&mut ticks);
+            ticks.go_on(self.ahead);
+            self.changed.notify_all();
+        }
+
+        /// Sleeps until an end of work has come.
+        fn sleep(&self, until: impl Fn(&Ticks) -> u64) {
+            let ticks = self.ticks.lock().unwrap();
+            drop(self.changed.wait_while(ticks, |ticks| ticks.now < until(ticks)).unwrap());
+        }
+
+        /// The time to read parts that take so long each, while others that take so long are used.
+        fn together(ahead: usize, reading: Vec<u64>, training: &[u64]) -> u64 {
+            let clock = Arc::new(Clock::new(ahead));
+            let reads = clock.clone();
+            let parts = reading.into_iter().map(move |ticks| {
+                reads.change(|it| it.reads_until = it.now + ticks);
+                reads.sleep(|it| it.reads_until);
+                reads.change(|it| it.read += 1);
+                Ok(())
+            });
+            let ends = clock.clone();
+            let end = iter::once_with(move || ends.change(|it| it.has_ended = true));
+            let parts = parts.map(Some).chain(end.map(|()| None)).map_while(|part| part);
+            let reader = ReadAhead::of(parts, ahead).unwrap();
+            for ticks in training {
+                clock.change(|it| it.asks = true);
+                reader.next().unwrap().unwrap();
+                clock.change(|it| {
+                    (it.asks, it.taken) = (false, it.taken + 1);
+                    it.trains_until = it.now + ticks;
+                });
+                clock.sleep(|it| it.trains_until);
+            }
+            assert!(reader.next().is_none());
+            clock.ticks.lock().unwrap().now
+        }
+    }
+
+    /// Goal: reading while training takes at most 1.1 times the longer of the two. Method: the
+    /// thread that reads and the one that trains on a clock of their own, with parts that take
+    /// equally long, more or less long, and now and then four times as long.
+    #[test]
+    fn reading_and_training_take_little_more_than_the_longer_of_them() {
+        const PARTS: usize = 100;
+        const AHEAD: usize = 4;
+        let mut state = 1_u64;
+        let mut drawn = |_| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            50 + (state >> 33) % 101
+        };
+        let varied = [(); 2].map(|()| (0..PARTS).map(&mut drawn).collect::<Vec<u64>>());
+        let [some, others] = varied;
+        let all = |ticks: u64| vec![ticks; PARTS];
+        let bursts = (0..PARTS).map(|part| if part % 8 == 0 { 400 } else { 50 }).collect();
+        for (reading, training) in [
+            (all(100), all(100)),
+            (all(100), all(70)),
+            (all(70), all(100)),
+            (some, others),
+            (bursts, all(100)),
+        ] {
+            let longer = reading.iter().sum::<u64>().max(training.iter().sum());
+            let both = Clock::together(AHEAD, reading, &training);
+            println!("{both} ticks, the longer of both {longer}");
+            assert!(both >= longer && 10 * both <= 11 * longer, "{both} of {longer}");
+        }
+        // Where no part may wait, they do not help each other out.
+        let bursts = (0..PARTS).map(|part| if part % 8 == 0 { 400 } else { 50 }).collect();
+        let both = Clock::together(0, bursts, &all(100));
+        assert!(10 * both > 11 * 100 * PARTS as u64, "{both}");
     }
 
     #[test]
