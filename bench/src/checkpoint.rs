@@ -1,5 +1,5 @@
-//! `caravan checkpoint`: writes the tables of a running cluster to a folder, lists, verifies and
-//! exports what is there, and restores it.
+//! `caravan checkpoint`: writes the tables of a running cluster to a folder, lists, verifies,
+//! exports and prunes what is there, and restores it.
 
 use anyhow::{Context, Result, ensure};
 use caravan_kv::Worker;
@@ -18,8 +18,11 @@ struct Saved<'a> {
     namespace: &'a str,
     table: &'a str,
     id: u32,
+    /// The checkpoint since which rows have changed; `None` if all rows are there.
+    parent: Option<u64>,
     shards: usize,
     rows: u64,
+    gone: u64,
     bytes: u64,
 }
 
@@ -27,10 +30,14 @@ impl Row for Saved<'_> {
     const KIND: &'static str = "checkpoint";
 
     fn text(&self) -> String {
-        let Saved { checkpoint, namespace, table, id, shards, rows, bytes } = self;
+        let Saved { checkpoint, namespace, table, id, parent, shards, rows, gone, bytes } = self;
         let slash = if namespace.is_empty() { "" } else { "/" };
+        let what = match parent {
+            None => format!("{rows} rows"),
+            Some(parent) => format!("{rows} rows and {gone} tombstones since {parent}"),
+        };
         format!(
-            "checkpoint {checkpoint}: {namespace}{slash}{table} (table {id}) has {rows} rows in \
+            "checkpoint {checkpoint}: {namespace}{slash}{table} (table {id}) has {what} in \
              {shards} shards, {bytes} bytes"
         )
     }
@@ -47,15 +54,19 @@ pub(crate) fn run(common: &Common, command: &CheckpointCommand) -> Result<()> {
             let number = with_client(common, |client| {
                 let tables = client.list_tables(&args.namespace)?;
                 ensure!(!tables.is_empty(), "no table is in namespace {:?}", args.namespace);
-                Ok(checkpoints.create(client, &tables)?)
+                Ok(if args.incremental {
+                    checkpoints.create_increment(client, &tables)?
+                } else {
+                    checkpoints.create(client, &tables)?
+                })
             })?;
             report(common, [(number, checkpoints.manifest(number)?)])
         }
-        CheckpointCommand::List(folder) => {
-            let checkpoints = open(folder)?;
-            let numbers = checkpoints.list()?.into_iter();
-            let manifests = numbers.map(|number| Ok((number, checkpoints.manifest(number)?)));
-            report(common, manifests.collect::<Result<Vec<_>>>()?)
+        CheckpointCommand::List(folder) => list(common, &open(folder)?),
+        CheckpointCommand::Prune(args) => {
+            let mut checkpoints = open(&args.folder)?;
+            checkpoints.prune(args.keep.get())?;
+            list(common, &checkpoints)
         }
         CheckpointCommand::Verify(args) => {
             let (checkpoints, number) = find(args)?;
@@ -94,6 +105,13 @@ fn find(args: &StoredCheckpoint) -> Result<(Checkpoints<Box<dyn Disk>>, u64)> {
     Ok((checkpoints, number))
 }
 
+/// Prints the rows of all checkpoints.
+fn list(common: &Common, checkpoints: &Checkpoints<Box<dyn Disk>>) -> Result<()> {
+    let numbers = checkpoints.list()?.into_iter();
+    let manifests = numbers.map(|number| Ok((number, checkpoints.manifest(number)?)));
+    report(common, manifests.collect::<Result<Vec<_>>>()?)
+}
+
 /// Writes the rows of a table as text.
 fn export(args: &ExportCheckpoint) -> Result<()> {
     let (checkpoints, number) = find(&args.stored)?;
@@ -104,21 +122,24 @@ fn export(args: &ExportCheckpoint) -> Result<()> {
         let ExportCheckpoint { table, namespace, .. } = args;
         format!("checkpoint {number} has no table {table} in namespace {namespace:?}")
     })?;
-    checkpoints.export(table, |lines| lines.strip_suffix('\n').map_or(Ok(()), print))
+    checkpoints.export(number, &table.spec, |lines| lines.strip_suffix('\n').map_or(Ok(()), print))
 }
 
 /// Prints a row for each table.
 fn report(common: &Common, checkpoints: impl IntoIterator<Item = (u64, Manifest)>) -> Result<()> {
     let mut report = Report::new(common.format(), 0);
     for (checkpoint, manifest) in checkpoints {
-        for SavedTable { spec, shards } in &manifest.tables {
+        for SavedTable { spec, is_increment, shards } in &manifest.tables {
+            let parent = manifest.parent.filter(|_| *is_increment);
             report.row(&Saved {
                 checkpoint,
                 namespace: &spec.namespace,
                 table: &spec.name,
                 id: spec.id,
+                parent: parent.map(|parent| parent.number),
                 shards: shards.len(),
                 rows: shards.iter().map(|shard| shard.rows).sum(),
+                gone: shards.iter().map(|shard| shard.gone).sum(),
                 bytes: shards.iter().map(|shard| shard.bytes).sum(),
             })?;
         }

@@ -1,6 +1,6 @@
-//! Goal: `caravan checkpoint` writes the tables of a running cluster and brings them back on any
-//! number of servers; a writer that is killed leaves the checkpoints from before, and hinders none
-//! that follows.
+//! Goal: `caravan checkpoint` writes the tables of a running cluster, or what changed in them, and
+//! brings them back on any number of servers; a writer that is killed leaves the checkpoints from
+//! before, and hinders none that follows.
 //! Method: servers and commands are processes; a table holds a number for each key.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
@@ -101,6 +101,55 @@ fn a_checkpoint_comes_back_on_other_numbers_of_servers() {
 }
 
 #[test]
+fn an_increment_has_what_changed_and_comes_back() {
+    let folder = folder("increments");
+    let cluster = launch(2);
+    let mut client = cluster.client().unwrap();
+    let table = client.create_table(&spec()).unwrap();
+    push(&mut client, table);
+    for parent in [serde_json::Value::Null, 1.into(), 2.into()] {
+        let created = run(&cluster, "checkpoint create DIR --incremental --json", &folder);
+        let created = &rows_in(&created)[0];
+        assert_eq!(created["parent"], parent);
+        let changed = if parent.is_null() { KEYS } else { 1 };
+        assert_eq!((&created["rows"], &created["gone"]), (&changed.into(), &0.into()), "{created}");
+        let pushed = client.push(table, &[7], &[1i64, 1]).unwrap();
+        client.wait(pushed).unwrap();
+    }
+    // Its rows are others, and fewer.
+    client.drop_table(table).unwrap();
+    let table = client.create_table(&spec()).unwrap();
+    let pushed = client.push(table, &[7, 9], &[9i64, 2, 3, 4]).unwrap();
+    client.wait(pushed).unwrap();
+    done(&cluster, "checkpoint create DIR --incremental", &folder);
+    let listed = done(&cluster, "checkpoint list DIR", &folder);
+    let last = "checkpoint 4: weights (table 3) has 2 rows and 49998 tombstones since 3";
+    assert!(listed.lines().nth(3).is_some_and(|line| line.starts_with(last)), "{listed}");
+    assert_eq!(done(&cluster, "checkpoint export DIR --table 3", &folder), "7 9 2\n9 3 4\n");
+    drop(client);
+    cluster.shutdown().unwrap();
+    let cluster = launch(3);
+    done(&cluster, "checkpoint restore DIR --number 3", &folder);
+    // The chain goes on from the newest, with what has changed since that one.
+    done(&cluster, "checkpoint create DIR --incremental", &folder);
+    let exported = |number: u64| {
+        done(&cluster, &format!("checkpoint export DIR --table 3 --number {number}"), &folder)
+    };
+    assert_eq!(exported(5), exported(3));
+    assert!(exported(3).contains("\n7 9 3\n"), "two pushes after the first");
+    assert_eq!(done(&cluster, "checkpoint prune DIR --keep 1", &folder).lines().count(), 5);
+    done(&cluster, "checkpoint create DIR", &folder);
+    assert_eq!(done(&cluster, "checkpoint prune DIR --keep 2", &folder).lines().count(), 6);
+    let left = rows_in(&run(&cluster, "checkpoint prune DIR --keep 1 --json", &folder));
+    assert_eq!((left.len(), &left[0]["checkpoint"]), (1, &6.into()), "{left:?}");
+    done(&cluster, "checkpoint create DIR --incremental", &folder);
+    fs::remove_file(folder.join("6.manifest")).unwrap();
+    let said = failed(&cluster, "checkpoint verify DIR", &folder);
+    assert!(said.contains("checkpoint 7 has only what changed since checkpoint 6"), "{said}");
+    cluster.shutdown().unwrap();
+}
+
+#[test]
 fn a_writer_that_is_killed_leaves_what_was_there() {
     let folder = folder("killed-writers");
     let cluster = launch(2);
@@ -109,7 +158,9 @@ fn a_writer_that_is_killed_leaves_what_was_there() {
     push(&mut client, table);
     done(&cluster, "checkpoint create DIR", &folder);
     for wait_ms in [0, 20, 40, 60, 80, 100] {
-        let mut writer = of_cluster(&cluster, &format!("checkpoint create {}", folder.display()));
+        let way = if wait_ms % 40 == 0 { "--incremental" } else { "" };
+        let create = format!("checkpoint create {} {way}", folder.display());
+        let mut writer = of_cluster(&cluster, create.trim_end());
         let mut writer = writer.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         std::thread::sleep(Duration::from_millis(wait_ms));
         let _ = writer.kill();

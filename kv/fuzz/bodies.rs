@@ -1,7 +1,7 @@
 //! What the fuzz targets do with their bytes. `tests/corpus.rs` runs the same over the kept corpus,
 //! without a fuzzer.
 
-use caravan_kv::checkpoint::recode_piece;
+use caravan_kv::checkpoint::{recode_changes, recode_piece};
 use caravan_kv::export::{Format, rewrite_rows};
 use caravan_kv::filter::{Filter, OwnFilters, decode_filtered};
 use caravan_kv::{TableSpec, ValueType, history};
@@ -26,9 +26,10 @@ pub(crate) fn block(bytes: &[u8]) {
     }
 }
 
-/// Takes arbitrary bytes for a piece of a checkpoint, as servers and files hold it.
+/// Takes arbitrary bytes for a piece of a checkpoint, as servers and files hold it, and for the
+/// changes of an increment.
 pub(crate) fn piece(bytes: &[u8]) {
-    if let Ok(again) = recode_piece(bytes) {
+    for again in [recode_piece(bytes), recode_changes(bytes)].into_iter().flatten() {
         assert_eq!(again, bytes);
     }
 }

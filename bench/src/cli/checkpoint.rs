@@ -1,5 +1,6 @@
 //! The flags of `caravan checkpoint`.
 
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
@@ -12,12 +13,14 @@ pub(crate) enum CheckpointCommand {
     Create(CreateCheckpoint),
     /// Lists the checkpoints of a folder, the oldest first
     List(CheckpointFolder),
-    /// Reads all of a checkpoint, and checks it
+    /// Reads all of a checkpoint, and of those that it is based on, and checks it
     Verify(StoredCheckpoint),
     /// Writes a table of a checkpoint as text: a line for each key, with its values
     Export(ExportCheckpoint),
     /// Creates the tables of a checkpoint in a running cluster with any number of servers
     Restore(StoredCheckpoint),
+    /// Deletes all but the newest checkpoints and those that they are based on; lists what is left
+    Prune(PruneCheckpoints),
 }
 
 /// A folder of checkpoints.
@@ -36,6 +39,20 @@ pub(crate) struct CreateCheckpoint {
     /// Only tables within this namespace, as the name of their job
     #[arg(long, default_value = "")]
     pub(crate) namespace: String,
+    /// Only rows that changed since the newest checkpoint, and the keys of those that went; all
+    /// rows if there is none
+    #[arg(long)]
+    pub(crate) incremental: bool,
+}
+
+/// Checkpoints of a folder that are not needed any more.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct PruneCheckpoints {
+    #[command(flatten)]
+    pub(crate) folder: CheckpointFolder,
+    /// How many of the newest checkpoints to keep
+    #[arg(long, value_name = "N")]
+    pub(crate) keep: NonZeroUsize,
 }
 
 /// A checkpoint of a folder.

@@ -163,18 +163,36 @@ fn checkpoints() {
     assert_eq!(saved.create(&mut client, std::slice::from_ref(&spec)).unwrap(), 1);
     assert_eq!(saved.create(&mut client, std::slice::from_ref(&spec)).unwrap(), 2);
     let folder = tempfile::tempdir().unwrap();
-    let mut local = Checkpoints::new(Folder::new(folder.path()));
-    local.create(&mut client, std::slice::from_ref(&spec)).unwrap();
+    let mut local = open(folder.path().to_str().unwrap());
+    assert_eq!(local.create(&mut client, std::slice::from_ref(&spec)).unwrap(), 1);
+    assert_eq!(local.create(&mut client, std::slice::from_ref(&spec)).unwrap(), 2);
+    let (place, mut values) = (SAVED_ROWS as usize / 3, values);
+    values[place] = -1.0;
+    let pushed = client.push(table, &keys[place..=place], &values[place..=place]).unwrap();
+    client.wait(pushed).unwrap();
+    for checkpoints in [&mut saved, &mut local] {
+        checkpoints.create_increment(&mut client, std::slice::from_ref(&spec)).unwrap();
+    }
+    let changed = saved.manifest(3).unwrap();
+    assert_eq!(changed.parent.map(|parent| parent.number), Some(2));
+    assert_eq!(changed.tables[0].shards[0].rows, 1);
     drop(client);
     cluster.shutdown().unwrap();
-    let saved = open("s3://bucket/saved");
-    assert_eq!(saved.list().unwrap(), [1, 2]);
+    let mut saved = open("s3://bucket/saved");
+    assert_eq!(saved.list().unwrap(), [1, 2, 3]);
+    for checkpoints in [&mut saved, &mut local] {
+        assert_eq!(checkpoints.prune(1).unwrap(), [1]);
+        assert_eq!(checkpoints.list().unwrap(), [2, 3]);
+    }
     let verified = saved.verify(2).unwrap();
     assert!(verified.tables[0].shards[0].bytes > 20 << 20, "it came in one part");
     // Names and bytes are those of a folder.
     let (of_store, of_folder) =
         (objects::disk("s3://bucket/saved".as_ref()).unwrap(), Folder::new(folder.path()));
-    for name in of_folder.names().unwrap() {
+    let mut names = of_folder.names().unwrap();
+    names.sort_unstable();
+    assert_eq!(names, ["2.0.0.rows", "2.manifest", "3.0.0.rows", "3.manifest"]);
+    for name in names {
         let [mut one, mut other] = [Vec::new(), Vec::new()];
         of_store.open(&name).unwrap().read_to_end(&mut one).unwrap();
         of_folder.open(&name).unwrap().read_to_end(&mut other).unwrap();
@@ -182,7 +200,7 @@ fn checkpoints() {
     }
     let cluster = launch(3);
     let mut client = cluster.client().unwrap();
-    saved.restore(&mut client, 2).unwrap();
+    saved.restore(&mut client, 3).unwrap();
     let table = client.create_table(&spec).unwrap();
     let mut pulled: Vec<f64> = Vec::new();
     for keys in keys.chunks(100_000) {
@@ -192,8 +210,11 @@ fn checkpoints() {
     assert!(pulled == values);
     drop(client);
     cluster.shutdown().unwrap();
-    let said = saved.verify(3).unwrap_err().to_string();
-    assert!(said.contains("not found"), "{said}");
+    saved.disk().remove("2.0.0.rows").unwrap();
+    for number in [2, 3, 4] {
+        let said = saved.verify(number).unwrap_err().to_string();
+        assert!(said.contains("not found"), "{said}");
+    }
 }
 
 #[test]

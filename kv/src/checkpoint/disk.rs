@@ -36,7 +36,13 @@ pub trait Disk {
     ///
     /// # Errors
     /// Of the system.
-    fn open(&self, name: &str) -> io::Result<Box<dyn Read + '_>>;
+    fn open(&self, name: &str) -> io::Result<Box<dyn Read>>;
+
+    /// Deletes a file that is not being written.
+    ///
+    /// # Errors
+    /// Of the system.
+    fn remove(&mut self, name: &str) -> io::Result<()>;
 
     /// The names of all files.
     ///
@@ -62,8 +68,12 @@ impl Disk for Box<dyn Disk> {
         self.as_mut().sync_names()
     }
 
-    fn open(&self, name: &str) -> io::Result<Box<dyn Read + '_>> {
+    fn open(&self, name: &str) -> io::Result<Box<dyn Read>> {
         self.as_ref().open(name)
+    }
+
+    fn remove(&mut self, name: &str) -> io::Result<()> {
+        self.as_mut().remove(name)
     }
 
     fn names(&self) -> io::Result<Vec<String>> {
@@ -108,8 +118,12 @@ impl Disk for Folder {
         sync_folder(&self.path)
     }
 
-    fn open(&self, name: &str) -> io::Result<Box<dyn Read + '_>> {
+    fn open(&self, name: &str) -> io::Result<Box<dyn Read>> {
         Ok(Box::new(File::open(self.path.join(name))?))
+    }
+
+    fn remove(&mut self, name: &str) -> io::Result<()> {
+        fs::remove_file(self.path.join(name))
     }
 
     fn names(&self) -> io::Result<Vec<String>> {

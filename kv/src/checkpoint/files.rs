@@ -1,26 +1,26 @@
 //! Writes, reads and restores checkpoints on a disk.
 //!
 //! Checkpoint 3 has the files `3.0.0.rows`, `3.0.1.rows` and so on, one for each shard of each
-//! table, and `3.manifest`. A file of rows holds records: magic, CRC32C, length, and a piece. No
-//! number is ever used twice, so what a writer that died has left behind does no harm.
+//! table, and `3.manifest`. Those of an increment hold what changed since its parent. The newest
+//! checkpoint is never deleted, so no number is used twice, and what a writer that died has left
+//! behind does no harm.
 
-use std::fmt::Display;
+use std::collections::BTreeSet;
 use std::io::{self, Read};
 
-use caravan_van::Value;
-
-use super::{Disk, Manifest, Piece, SavedShard, SavedTable};
+use super::chain::{Chain, ChainRows, Link};
+use super::comparison::Comparison;
+use super::records::{self, Kind, Reading, failed};
+use super::{Disk, Manifest, Parent, Piece, Row, SavedShard, SavedTable, append_line};
 use crate::error::{Error, Result};
-use crate::table::{TableSpec, with_type};
+use crate::table::TableSpec;
 use crate::worker::{Table, Worker};
-
-const MAGIC: u32 = u32::from_le_bytes(*b"CVCP");
-
-/// Bytes of a record before its piece.
-const HEAD: usize = 16;
 
 /// Bytes gathered before they go to the disk.
 const WRITE_BYTES: usize = 1 << 20;
+
+/// Bytes of changes in a record, and of rows that are put at once.
+const PIECE_BYTES: usize = 32 << 10;
 
 const MANIFEST: &str = ".manifest";
 const PARTIAL: &str = ".partial";
@@ -33,10 +33,17 @@ pub struct Checkpoints<D> {
 
 /// A shard that is being written.
 struct Writing {
-    table: Table,
     shard: usize,
     saved: SavedShard,
     buffer: Vec<u8>,
+}
+
+impl Writing {
+    /// Into a file of the table whose files have this name.
+    fn new(name: &str, shard: usize) -> Writing {
+        let file = format!("{name}.{shard}.rows");
+        Writing { shard, saved: SavedShard { file, ..SavedShard::default() }, buffer: Vec::new() }
+    }
 }
 
 impl<D: Disk> Checkpoints<D> {
@@ -67,12 +74,50 @@ impl<D: Disk> Checkpoints<D> {
     /// # Errors
     /// [`Error::Checkpoint`] if there is none, or it is damaged.
     pub fn manifest(&self, number: u64) -> Result<Manifest> {
+        Ok(self.link(number)?.manifest)
+    }
+
+    /// A checkpoint by itself.
+    fn link(&self, number: u64) -> Result<Link> {
         let name = format!("{number}{MANIFEST}");
         let mut bytes = Vec::new();
         let opened = self.disk.open(&name);
         let read = opened.and_then(|mut file| file.read_to_end(&mut bytes));
         read.map_err(|error| failed(&name, error))?;
-        Manifest::decode(&bytes).map_err(|reason| failed(&name, reason))
+        let decoded = Manifest::decode(&bytes);
+        let (manifest, checksum) = decoded.map_err(|reason| failed(&name, reason))?;
+        Ok(Link { number, manifest, checksum })
+    }
+
+    /// A checkpoint with all that it is based on.
+    fn chain(&self, number: u64) -> Result<Chain> {
+        let newest = self.link(number)?;
+        let mut older: Vec<Link> = Vec::new();
+        while let Link { number, manifest: Manifest { parent: Some(parent), .. }, .. } =
+            older.last().unwrap_or(&newest)
+        {
+            older.push(self.parent(parent, *number)?);
+        }
+        Ok(Chain::new(newest, older))
+    }
+
+    /// The parent of checkpoint `child`.
+    fn parent(&self, parent: &Parent, child: u64) -> Result<Link> {
+        let Parent { number, checksum } = *parent;
+        let needed = |reason: String| {
+            let name = format!("{number}{MANIFEST}");
+            let why = format!("checkpoint {child} has only what changed since checkpoint {number}");
+            failed(&name, format!("{reason} ({why}: take one before that, or write a full one)"))
+        };
+        if number >= child {
+            return Err(needed("it is not older than its increment".to_owned()));
+        }
+        match self.link(number) {
+            Ok(link) if link.checksum == checksum => Ok(link),
+            Ok(_) => Err(needed("it is another one than the increment was based on".to_owned())),
+            Err(Error::Checkpoint { reason, .. }) => Err(needed(reason)),
+            Err(other) => Err(other),
+        }
     }
 
     /// Writes a checkpoint of tables that `worker` can join; returns its number. Requests to the
@@ -81,16 +126,50 @@ impl<D: Disk> Checkpoints<D> {
     /// # Errors
     /// [`Error::Checkpoint`] names the file that cannot be written; as [`Worker::wait`].
     pub fn create(&mut self, worker: &mut Worker, specs: &[TableSpec]) -> Result<u64> {
+        self.write_checkpoint(worker, specs, None)
+    }
+
+    /// As [`Checkpoints::create`], an increment: it has the rows that changed since the newest
+    /// checkpoint, and tombstones for those that went. It has all rows of a table that the newest
+    /// one lacks, or has with another specification; and of all tables if there is no checkpoint.
+    ///
+    /// # Errors
+    /// Likewise; [`Error::Checkpoint`] names a file of the newest checkpoint, or of those that it
+    /// is based on, that is damaged or missing.
+    pub fn create_increment(&mut self, worker: &mut Worker, specs: &[TableSpec]) -> Result<u64> {
+        let newest = self.list()?.pop();
+        let before = newest.map(|newest| self.chain(newest)).transpose()?;
+        self.write_checkpoint(worker, specs, before.as_ref())
+    }
+
+    /// Writes all rows, or those of tables of `before` that changed.
+    fn write_checkpoint(
+        &mut self,
+        worker: &mut Worker,
+        specs: &[TableSpec],
+        before: Option<&Chain>,
+    ) -> Result<u64> {
         let number = self.next_number()?;
         let tables = specs.iter().map(|spec| worker.create_table(spec));
         let tables = tables.collect::<Result<Vec<_>>>()?;
         worker.cut(&tables)?;
         let mut saved = Vec::new();
         for (at, (spec, table)) in specs.iter().zip(&tables).enumerate() {
-            let shards = self.write_table(worker, *table, &format!("{number}.{at}"))?;
-            saved.push(SavedTable { spec: spec.clone(), shards });
+            let name = format!("{number}.{at}");
+            let rows = before.and_then(|chain| chain.rows(spec));
+            let is_increment = rows.is_some();
+            let shards = match rows {
+                Some(rows) => self.write_changes(worker, *table, &name, rows)?,
+                None => self.write_table(worker, *table, &name)?,
+            };
+            saved.push(SavedTable { spec: spec.clone(), is_increment, shards });
         }
-        self.publish(number, &Manifest::new(saved))?;
+        let is_increment = saved.iter().any(|table| table.is_increment);
+        let parent = before.filter(|_| is_increment).map(Chain::parent);
+        if let Some(parent) = &parent {
+            self.parent(parent, number)?; // nobody has deleted it meanwhile
+        }
+        self.publish(number, &Manifest::new(saved, parent))?;
         Ok(number)
     }
 
@@ -110,12 +189,8 @@ impl<D: Disk> Checkpoints<D> {
         name: &str,
     ) -> Result<Vec<SavedShard>> {
         let shards = worker.shards(table)?.len();
-        let writing = |shard| {
-            let saved =
-                SavedShard { file: format!("{name}.{shard}.rows"), ..SavedShard::default() };
-            Writing { table, shard, saved, buffer: Vec::new() }
-        };
-        let mut writings: Vec<Writing> = (0..shards).map(writing).collect();
+        let mut writings: Vec<Writing> =
+            (0..shards).map(|shard| Writing::new(name, shard)).collect();
         let mut asked = Vec::new();
         for shard in 0..shards {
             asked.push(Some(worker.piece(table, shard)?));
@@ -126,21 +201,66 @@ impl<D: Disk> Checkpoints<D> {
                 let bytes = worker.wait(request)?.replies.pop().unwrap_or_default();
                 let is_last = bytes.first() == Some(&1);
                 if !is_last {
-                    *asked = Some(worker.piece(writing.table, writing.shard)?);
+                    *asked = Some(worker.piece(table, writing.shard)?);
                 }
-                self.write(writing, &bytes, is_last)?;
+                let rows = bytes.as_chunks::<8>().0.get(1);
+                writing.saved.rows += rows.map_or(0, |rows| u64::from_le_bytes(*rows));
+                self.write(writing, Kind::Rows, &bytes, is_last)?;
             }
         }
         Ok(writings.into_iter().map(|writing| writing.saved).collect())
     }
 
-    /// Writes a piece, and makes the file durable behind the last one.
-    fn write(&mut self, writing: &mut Writing, piece: &[u8], is_last: bool) -> Result<()> {
+    /// Writes what changed in a table that is cut since it had the rows `before`, a shard after the
+    /// other. The next piece is asked for before one is compared.
+    fn write_changes(
+        &mut self,
+        worker: &mut Worker,
+        table: Table,
+        name: &str,
+        before: ChainRows,
+    ) -> Result<Vec<SavedShard>> {
+        let lasts: Vec<u64> =
+            worker.shards(table)?.iter().map(|shard| shard.range.last()).collect();
+        let mut comparison = Comparison::with(before);
+        let mut saved = Vec::new();
+        let mut asked = Some(worker.piece(table, 0)?);
+        for (shard, last) in lasts.iter().enumerate() {
+            let mut writing = Writing::new(name, shard);
+            let mut is_last = false;
+            while let Some(request) = asked.take_if(|_| !is_last) {
+                let bytes = worker.wait(request)?.replies.pop().unwrap_or_default();
+                let piece = Piece::decode(&bytes);
+                let piece = piece.map_err(|reason| failed(&writing.saved.file, reason))?;
+                is_last = piece.is_last;
+                let next = shard + usize::from(is_last);
+                if next < lasts.len() {
+                    asked = Some(worker.piece(table, next)?);
+                }
+                comparison.add(&self.disk, &piece, *last)?;
+                if comparison.bytes() >= PIECE_BYTES || is_last {
+                    let changes = comparison.take();
+                    writing.saved.rows += changes.piece.rows.keys.len() as u64;
+                    writing.saved.gone += changes.gone.len() as u64;
+                    self.write(&mut writing, Kind::Changes, &changes.encode(), is_last)?;
+                }
+            }
+            saved.push(writing.saved);
+        }
+        Ok(saved)
+    }
+
+    /// Writes a record, and makes the file durable behind the last one.
+    fn write(
+        &mut self,
+        writing: &mut Writing,
+        kind: Kind,
+        body: &[u8],
+        is_last: bool,
+    ) -> Result<()> {
         let Writing { saved, buffer, .. } = writing;
-        let rows = piece.as_chunks::<8>().0.get(1).map_or(0, |rows| u64::from_le_bytes(*rows));
-        saved.rows += rows;
-        saved.bytes += (HEAD + piece.len()) as u64;
-        record(piece, buffer);
+        saved.bytes += (records::HEAD + body.len()) as u64;
+        records::append(kind, body, buffer);
         if buffer.len() >= WRITE_BYTES || is_last {
             let appended = self.disk.append(&saved.file, buffer);
             appended.map_err(|error| failed(&saved.file, error))?;
@@ -168,153 +288,157 @@ impl<D: Disk> Checkpoints<D> {
         put().map_err(|error| failed(&name, error))
     }
 
-    /// Reads all files of a checkpoint, and checks them.
+    /// Reads all files of a checkpoint and of those that it is based on, and checks them.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`] names the file that is damaged.
+    /// [`Error::Checkpoint`] names the file that is damaged or missing.
     pub fn verify(&self, number: u64) -> Result<Manifest> {
-        let manifest = self.manifest(number)?;
-        for shard in manifest.shards() {
-            self.read(shard, |_| Ok::<(), Error>(()))?;
-        }
-        Ok(manifest)
+        Ok(self.verified(number)?.newest().clone())
     }
 
-    /// Creates the tables of a checkpoint in a cluster, with any number of servers. All of it is
-    /// verified before.
+    /// A checkpoint with all that it is based on, once all of it was read.
+    fn verified(&self, number: u64) -> Result<Chain> {
+        let chain = self.chain(number)?;
+        for table in chain.links().flat_map(|link| &link.manifest.tables) {
+            let mut last = None;
+            for shard in &table.shards {
+                let kind = Kind::of(table.is_increment);
+                let mut file = Reading::open(&self.disk, kind, shard, last)?;
+                while file.next()?.is_some() {}
+                last = file.last();
+            }
+        }
+        Ok(chain)
+    }
+
+    /// Creates the tables of a checkpoint in a cluster, with any number of servers. All of it, and
+    /// of those that it is based on, is verified before.
     ///
     /// # Errors
     /// As [`Checkpoints::verify`]; [`Error::Checkpoint`] if one of the tables exists; as
     /// [`Worker::wait`].
     pub fn restore(&self, worker: &mut Worker, number: u64) -> Result<Manifest> {
-        let manifest = self.verify(number)?;
+        let chain = self.verified(number)?;
         let there = worker.list_tables("")?;
-        for SavedTable { spec, .. } in &manifest.tables {
+        for SavedTable { spec, .. } in &chain.newest().tables {
             let is_it = |it: &TableSpec| it.id == spec.id && it.namespace == spec.namespace;
             if there.iter().any(is_it) {
                 let what = format!("table {} of checkpoint {number}", spec.name);
                 return Err(failed(&what, "the cluster has a table of its number (drop it first)"));
             }
         }
-        for SavedTable { spec, shards } in &manifest.tables {
+        for SavedTable { spec, .. } in &chain.newest().tables {
             let table = worker.create_table(spec)?;
-            for shard in shards {
-                self.read(shard, |piece| worker.put(table, &piece))?;
-            }
+            let mut piece = Piece::default();
+            self.read_rows(&chain, spec, |row| {
+                piece.rows.push(row);
+                if piece.rows.bytes() < PIECE_BYTES {
+                    return Ok(());
+                }
+                worker.put(table, &std::mem::take(&mut piece))
+            })?;
+            worker.put(table, &piece)?;
         }
-        Ok(manifest)
+        Ok(chain.newest().clone())
     }
 
-    /// Calls `with` with the rows of a table as text: some lines at a time, each with a key and the
-    /// values that pulls show.
+    /// Calls `with` with the rows of a table of a checkpoint as text: some lines at a time, each
+    /// with a key and the values that pulls show.
     ///
     /// # Errors
     /// As [`Checkpoints::verify`], and those of `with`.
     pub fn export<E: From<Error>>(
         &self,
-        table: &SavedTable,
+        number: u64,
+        spec: &TableSpec,
         mut with: impl FnMut(&str) -> Result<(), E>,
     ) -> Result<(), E> {
-        let SavedTable { spec, shards } = table;
         let shown = if spec.width == 0 { usize::MAX } else { spec.row_bytes() };
         let mut text = String::new();
-        for shard in shards {
-            self.read(shard, |piece| {
-                for (key, values) in piece.rows.values_of() {
-                    append_line(spec, key, &values[..values.len().min(shown)], &mut text);
-                }
-                let lines = with(&text);
-                text.clear();
-                lines
-            })?;
-        }
-        Ok(())
+        self.read_rows(&self.chain(number)?, spec, |Row { key, values, .. }| {
+            append_line(spec, key, &values[..values.len().min(shown)], &mut text);
+            if text.len() < PIECE_BYTES {
+                return Ok(());
+            }
+            let lines = with(&text);
+            text.clear();
+            lines
+        })?;
+        if text.is_empty() { Ok(()) } else { with(&text) }
     }
 
-    /// Calls `with` with each piece of a shard's file.
-    fn read<E: From<Error>>(
+    /// Calls `with` with each row of a table, in the order of their keys.
+    fn read_rows<E: From<Error>>(
         &self,
-        shard: &SavedShard,
-        mut with: impl FnMut(Piece) -> Result<(), E>,
+        chain: &Chain,
+        spec: &TableSpec,
+        mut with: impl FnMut(Row<'_>) -> Result<(), E>,
     ) -> Result<(), E> {
-        let SavedShard { file: name, rows, bytes } = shard;
-        let mut file = self.disk.open(name).map_err(|error| failed(name, error))?;
-        let (mut bytes_read, mut rows_read) = (0, 0);
-        let mut last = None;
-        loop {
-            let record = read_record(&mut file, bytes - bytes_read);
-            let body =
-                record.map_err(|reason| failed(name, format!("at byte {bytes_read}: {reason}")))?;
-            let piece = Piece::decode(&body);
-            let piece =
-                piece.map_err(|reason| failed(name, format!("at byte {bytes_read}: {reason}")))?;
-            bytes_read += (HEAD + body.len()) as u64;
-            rows_read += piece.rows.keys.len() as u64;
-            if piece.rows.keys.first().is_some_and(|first| last.is_some_and(|last| last >= *first))
-            {
-                return Err(
-                    failed(name, format!("its keys do not ascend at byte {bytes_read}")).into()
-                );
-            }
-            last = piece.rows.keys.last().copied().or(last);
-            let is_last = piece.is_last;
-            with(piece)?;
-            if is_last {
-                break;
-            }
-        }
-        if (bytes_read, rows_read) != (*bytes, *rows) {
-            let found =
-                format!("it has {rows_read} rows in {bytes_read} bytes, not {rows} in {bytes}");
-            return Err(failed(name, found).into());
+        let mut rows = chain.rows(spec).ok_or_else(|| Error::Checkpoint {
+            what: format!("checkpoint {}", chain.number()),
+            reason: format!("neither it nor what it is based on has all rows of {}", spec.name),
+        })?;
+        while let Some(row) = rows.row(&self.disk)? {
+            with(row)?;
+            rows.skip();
         }
         Ok(())
     }
-}
 
-fn failed(what: &str, reason: impl ToString) -> Error {
-    Error::Checkpoint { what: format!("checkpoint file {what}"), reason: reason.to_string() }
-}
-
-/// Appends a record.
-fn record(piece: &[u8], into: &mut Vec<u8>) {
-    into.extend_from_slice(&MAGIC.to_le_bytes());
-    into.extend_from_slice(&crc_fast::crc32_iscsi(piece).to_le_bytes());
-    into.extend_from_slice(&(piece.len() as u64).to_le_bytes());
-    into.extend_from_slice(piece);
-}
-
-/// Reads the piece of a record of a file that has `left` more bytes.
-fn read_record(file: &mut dyn Read, left: u64) -> Result<Vec<u8>, String> {
-    let mut head = [0; HEAD];
-    file.read_exact(&mut head).map_err(|error| format!("no record: {error}"))?;
-    let number =
-        |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
-    let len = u64::from(number(8)) | u64::from(number(12)) << 32;
-    if number(0) != MAGIC || len > left.saturating_sub(HEAD as u64) {
-        return Err(format!("no record, or one longer than the {left} bytes that are left"));
+    /// Deletes all checkpoints but the newest `keep` and those that they are based on; returns the
+    /// numbers of those that went. Files that writers which died have left go as well, except those
+    /// above the newest checkpoint: they may be of a writer at work.
+    ///
+    /// The manifests go first, increments before their parents, each durably. So whenever this
+    /// dies, each checkpoint that is listed is whole.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`] if `keep` is 0, a checkpoint to keep lacks its parent, or a file cannot
+    /// be deleted.
+    pub fn prune(&mut self, keep: usize) -> Result<Vec<u64>> {
+        let mut numbers = self.list()?;
+        let Some(&newest) = numbers.last() else { return Ok(Vec::new()) };
+        if keep == 0 {
+            return Err(failed("the checkpoints", "0 of them cannot be kept (keep 1 at least)"));
+        }
+        let mut kept = BTreeSet::new();
+        for number in &numbers[numbers.len().saturating_sub(keep)..] {
+            kept.extend(self.chain(*number)?.links().map(|link| link.number));
+        }
+        numbers.retain(|number| !kept.contains(number));
+        for number in numbers.iter().rev() {
+            self.remove(&format!("{number}{MANIFEST}"))?;
+            self.sync_names()?;
+        }
+        let names = self.disk.names().map_err(|error| failed("the checkpoints", error))?;
+        let is_left = |name: &&String| {
+            file_number(name).is_some_and(|number| number < newest && !kept.contains(&number))
+        };
+        for name in names.iter().filter(is_left) {
+            self.remove(name)?;
+        }
+        self.sync_names()?;
+        Ok(numbers)
     }
-    let mut body = Vec::new(); // grows with what is really there
-    file.take(len).read_to_end(&mut body).map_err(|error| error.to_string())?;
-    if body.len() as u64 != len || crc_fast::crc32_iscsi(&body) != number(4) {
-        return Err("the record does not match its checksum".to_owned());
+
+    fn remove(&mut self, name: &str) -> Result<()> {
+        self.disk.remove(name).map_err(|error| failed(name, error))
     }
-    Ok(body)
+
+    fn sync_names(&mut self) -> Result<()> {
+        self.disk.sync_names().map_err(|error| failed("the checkpoints", error))
+    }
 }
 
-/// Appends a row as a line: its key and values that pulls show.
-pub(crate) fn append_line(spec: &TableSpec, key: u64, values: &[u8], text: &mut String) {
-    text.push_str(&key.to_string());
-    with_type!(spec.value, V => append_values::<V>(values, text));
-    text.push('\n');
-}
-
-/// Appends values with a space before each.
-fn append_values<V: Value + Display>(bytes: &[u8], text: &mut String) {
-    let mut values = vec![V::default(); bytes.len() / V::BYTES];
-    V::bytes_mut(&mut values).copy_from_slice(&bytes[..bytes.len() / V::BYTES * V::BYTES]);
-    for value in &values {
-        text.push(' ');
-        text.push_str(&value.to_string());
-    }
+/// The number of the checkpoint to which a file belongs; `None` for files of others.
+fn file_number(name: &str) -> Option<u64> {
+    let (number, rest) = name.split_once('.')?;
+    let number = number.parse().ok()?;
+    let is_place = |word: &str| word.parse::<u32>().is_ok();
+    let is_ours = match rest.split('.').collect::<Vec<_>>()[..] {
+        ["manifest"] | ["manifest", "partial"] => true,
+        [table, shard, "rows"] => is_place(table) && is_place(shard),
+        _ => false,
+    };
+    is_ours.then_some(number)
 }

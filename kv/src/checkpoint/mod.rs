@@ -2,20 +2,28 @@
 //!
 //! A client cuts all shards of the tables, reads their rows while pushes go on
 //! (`server/tables/cut.rs`), and writes them to a [`Disk`]. A manifest, written last, makes the
-//! files a checkpoint: whenever the writer dies, the newest manifest names files that are whole.
-//! `kv/docs/durability.md` says what is promised.
+//! files a checkpoint: whenever the writer dies, the newest manifest names files that are whole. An
+//! increment has only what changed since another one, its parent. `kv/docs/durability.md` says what
+//! is promised.
 
+mod chain;
+mod changes;
+mod comparison;
 mod disk;
 mod files;
 mod manifest;
 mod piece;
+mod records;
+mod text;
 
+pub use changes::recode_changes;
+pub(crate) use changes::{Changes, Row};
 pub use disk::{Disk, Folder, sync_folder};
 pub use files::Checkpoints;
-pub(crate) use files::append_line;
-pub use manifest::{Manifest, SavedShard, SavedTable};
+pub use manifest::{Manifest, Parent, SavedShard, SavedTable};
 pub(crate) use piece::Piece;
 pub use piece::recode_piece;
+pub(crate) use text::append_line;
 
 /// What a client asks of a shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

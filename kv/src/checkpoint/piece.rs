@@ -87,22 +87,28 @@ impl Extract {
 
     /// Bytes of the values of the first `count` rows.
     fn bytes_of(&self, count: usize) -> usize {
-        let sum = |lengths: &[u32]| lengths.iter().map(|length| *length as usize).sum();
-        let (part, whole) = match &self.lengths[..] {
-            [] => (count, self.keys.len()),
-            lengths => (sum(&lengths[..count]), sum(lengths)),
+        let units = match &self.lengths[..] {
+            [] => count,
+            lengths => lengths[..count].iter().map(|length| *length as usize).sum(),
         };
-        self.values.len().checked_div(whole).unwrap_or(0) * part
+        self.unit_bytes() * units
+    }
+
+    /// Bytes of the values of a row, or of a unit of length where rows have their own.
+    pub(super) fn unit_bytes(&self) -> usize {
+        let units = match &self.lengths[..] {
+            [] => self.keys.len(),
+            lengths => lengths.iter().map(|length| *length as usize).sum(),
+        };
+        self.values.len().checked_div(units).unwrap_or(0)
     }
 
     /// The values of each row.
     pub(crate) fn values_of(&self) -> impl Iterator<Item = (u64, &[u8])> {
         let mut rest = &self.values[..];
-        let unit = self.bytes_of(self.keys.len().min(1));
-        let whole: usize = self.lengths.iter().map(|length| *length as usize).sum();
-        let size = self.values.len().checked_div(whole).unwrap_or(0);
+        let unit = self.unit_bytes();
         self.keys.iter().enumerate().map(move |(at, key)| {
-            let bytes = self.lengths.get(at).map_or(unit, |length| *length as usize * size);
+            let bytes = self.lengths.get(at).map_or(unit, |length| *length as usize * unit);
             let (values, others) = rest.split_at(bytes);
             rest = others;
             (*key, values)

@@ -176,8 +176,14 @@ impl Disk for Prefix {
         Ok(())
     }
 
-    fn open(&self, name: &str) -> io::Result<Box<dyn Read + '_>> {
+    fn open(&self, name: &str) -> io::Result<Box<dyn Read>> {
         Ok(Box::new(Object::of(self.bucket.clone(), self.key(name))?))
+    }
+
+    fn remove(&mut self, name: &str) -> io::Result<()> {
+        let key = self.key(name);
+        let Bucket { store, runtime } = &self.bucket;
+        runtime.block_on(store.delete(&key)).map_err(failed)
     }
 
     fn names(&self) -> io::Result<Vec<String>> {
