@@ -1,8 +1,8 @@
 //! Goal: a chain of increments has, at each of its checkpoints, what a whole checkpoint of that
 //! moment has; it comes back bit-equal on any number of servers, and goes on there. What is missing
 //! from a chain is named, and nothing that is deleted breaks one.
-//! Method: whole clusters on the simulated van, whose rows come and go and whose shards move, with a
-//! disk in memory. A failure prints its seed; `CARAVAN_SEED=<seed> cargo test` replays it.
+//! Method: whole clusters on the simulated van, whose rows come and go and whose shards move, with
+//! a disk in memory. A failure prints its seed; `CARAVAN_SEED=<seed> cargo test` replays it.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 #[path = "support/simulated.rs"]

@@ -393,8 +393,8 @@ impl<D: Disk> Checkpoints<D> {
     /// dies, each checkpoint that is listed is whole.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`] if `keep` is 0, a checkpoint to keep lacks its parent, or a file cannot
-    /// be deleted.
+    /// [`Error::Checkpoint`] if `keep` is 0, a checkpoint to keep lacks its parent, or a file
+    /// cannot be deleted.
     pub fn prune(&mut self, keep: usize) -> Result<Vec<u64>> {
         let mut numbers = self.list()?;
         let Some(&newest) = numbers.last() else { return Ok(Vec::new()) };

@@ -1,5 +1,5 @@
-//! The manifest of a checkpoint: its tables and files, as JSON behind a line with its checksum. That
-//! of an increment names its parent, with the checksum of that one's manifest.
+//! The manifest of a checkpoint: its tables and files, as JSON behind a line with its checksum.
+//! That of an increment names its parent, with the checksum of that one's manifest.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,5 +1,5 @@
-//! A disk in memory that loses, tears and cuts off what was not synced when its power goes, and what
-//! tests of checkpoints ask of what is on it.
+//! A disk in memory that loses, tears and cuts off what was not synced when its power goes, and
+//! what tests of checkpoints ask of what is on it.
 #![allow(dead_code, reason = "every test binary uses a part of it")]
 
 use std::collections::BTreeMap;
@@ -134,8 +134,8 @@ pub(crate) fn export(checkpoints: &Checkpoints<Drive>, number: u64) -> Vec<Vec<(
     manifest.tables.iter().map(table).collect()
 }
 
-/// The bytes that checkpoint `number`, which has all rows, stores for each key of a table whose rows
-/// are of one length, with hidden values.
+/// The bytes that checkpoint `number`, which has all rows, stores for each key of a table whose
+/// rows are of one length, with hidden values.
 pub(crate) fn stored(
     checkpoints: &mut Checkpoints<Drive>,
     number: u64,
