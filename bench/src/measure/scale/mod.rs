@@ -312,13 +312,17 @@ struct Data {
 
 impl Data {
     fn generate(rows: u64, seed: u64) -> Result<Data> {
-        let folder = tempfile::Builder::new().prefix("caravan-scale-").tempdir();
-        let folder =
-            folder.context("cannot make a folder for data; set TMPDIR to another place")?;
         let clicks = Clicks { rows, test_rows: 1, seed, ..Clicks::default() };
         let threads = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
-        let out = folder.path().join("clicks");
-        tidily(|stop| clicks::generate(&clicks, &out, Format::Compact, threads, stop))??;
+        // A signal finds the handlers there before there is a folder.
+        let (folder, out) = tidily(|stop| {
+            let folder = tempfile::Builder::new().prefix("caravan-scale-").tempdir();
+            let folder =
+                folder.context("cannot make a folder for data; set TMPDIR to another place")?;
+            let out = folder.path().join("clicks");
+            clicks::generate(&clicks, &out, Format::Compact, threads, stop)?;
+            anyhow::Ok((folder, out))
+        })??;
         let file = File::open(out.with_extension("train")).context("cannot read generated data")?;
         folder.close().context("cannot remove a folder for data")?;
         let train = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
