@@ -50,7 +50,10 @@ impl App for Job {
     fn run(&mut self, node: &mut WorkerNode, body: Value) -> Result<Value, String> {
         match self {
             Job::Push => told(push_on(node, &body), node, &body),
-            Job::Meet if body["stays"] == node.rank => Err("it was to be stopped".to_owned()),
+            Job::Meet if body["stays"] == node.rank => {
+                std::thread::sleep(PATIENCE);
+                Err("it was to be stopped".to_owned())
+            }
             Job::Meet => told(node.barrier("here"), node, &body),
             Job::Compute => {
                 let seconds = body["seconds"].as_f64().unwrap();
