@@ -60,8 +60,6 @@ impl Turnover {
         let is_share = |share: f64| share > 0.0 && share <= 1.0;
         let why = if spec.store == Store::Dense {
             "a dense table has all of its rows".to_owned()
-        } else if spec.replicas > 0 {
-            "copies of a shard do not know yet which rows went at the first one".to_owned()
         } else if pushes_min == Some(0) {
             "pushes_min is 0, and must be 1 to 255".to_owned()
         } else if let Some(cells) = cells.filter(|it| !(1..=Self::CELLS_MAX).contains(it)) {

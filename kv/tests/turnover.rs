@@ -18,7 +18,7 @@ use caravan_kv::server::{Extract, Request};
 use caravan_kv::turnover::Turnover;
 use caravan_kv::{Handles, Placement, Shard, Table, TableSpec, ValueType, Worker};
 use caravan_van::sim::for_each_seed;
-use caravan_van::{KeyRange, Pool, Value};
+use caravan_van::{Account, KeyRange, Pool, Value};
 use cluster::{Draws, connect, start, weather};
 use proptest::prelude::*;
 use support::{Servers, any, config};
@@ -92,7 +92,7 @@ fn a_cap_holds_with_every_handle() {
     }
 }
 
-fn rows_of(shard: &mut dyn Shard) -> BTreeMap<u64, i64> {
+fn rows_of(shard: &dyn Shard) -> BTreeMap<u64, i64> {
     let mut rows = Extract::default();
     assert_eq!(shard.give(0, usize::MAX, &mut rows), Ok(None));
     let values = rows.values.chunks_exact(8).map(|row| i64::from_le_bytes(row.try_into().unwrap()));
@@ -128,7 +128,7 @@ proptest! {
             let lengths = if is_varying { vec![1; keys.len()] } else { Vec::new() };
             let ones = vec![1_i64; keys.len()];
             shard.push(&request(&keys, &lengths, i64::bytes(&ones), clock), &memory).unwrap();
-            let rows = rows_of(&mut *shard);
+            let rows = rows_of(&*shard);
             for (key, sum) in &rows {
                 let had: i64 = before.get(key).copied().unwrap_or(0);
                 match keys.binary_search(key) {
@@ -267,11 +267,115 @@ fn turnovers_that_cannot_be_are_refused_with_the_reason() {
         (spec(Turnover { score_min: Some(f32::NAN), ..none }), "score_min"),
         (spec(Turnover { bytes_max: Some(1 << 16), ..none }), "65536 of its bytes_max are for"),
         (spec(none).keys(range).dense(), "a dense table"),
-        (spec(none).replicas(1), "copies of a shard"),
+        (spec(none).replicas(1), "room for 0"),
         (spec(none).handle("clocked"), "its handle keep all rows"),
     ] {
         let said = worker.create_table(&spec).unwrap_err().to_string();
         assert!(said.contains(says), "{said}");
+    }
+}
+
+fn image_of(shard: &dyn Shard) -> Vec<u8> {
+    let mut image = Vec::new();
+    shard.image(&mut image);
+    assert!(image.len() <= shard.image_bytes().unwrap());
+    image
+}
+
+/// Turnovers of all kinds, of tables with copies: 16 values a row, or rows of their own lengths.
+fn copied() -> Vec<TableSpec> {
+    let none = Turnover::default();
+    let cells = Some(300);
+    let (decay, bytes_max) = (Some(0.7), Some(400_000));
+    let turnovers = [
+        Turnover { pushes_min: Some(3), cells, probability: Some(0.7), ..none },
+        Turnover { idle_max: Some(5), bytes_max, ..none },
+        Turnover { score_min: Some(0.5), decay, pushes_min: Some(2), cells, bytes_max, ..none },
+    ];
+    let spec = |(width, turnover)| {
+        let spec = TableSpec::new(1, "t", ValueType::I64, width).turnover(turnover);
+        spec.replicas(1)
+    };
+    [16, 0].into_iter().flat_map(|width| turnovers.map(|it| (width, it))).map(spec).collect()
+}
+
+/// Two shards with the same pushes have the same rows, scores and counts, as has one that was made
+/// from an image of the first in between. Pushes that the first refuses, at any point, change no
+/// more than the others hear.
+#[test]
+fn copies_have_the_same_rows_whatever_is_refused() {
+    let (mut refused, mut with_rows_gone) = (0, 0);
+    for (number, spec) in copied().into_iter().enumerate() {
+        let memories = [(); 3].map(|()| Pool::new(32 * MIB));
+        let mut shards = memories
+            .each_ref()
+            .map(|memory| Handles::default().build(&spec, KeyRange::ALL, memory).unwrap());
+        let mut everything = Account::new(&memories[0], "everything");
+        let mut draws = Draws(number as u64);
+        for round in 0..600_u64 {
+            if round == 300 {
+                shards[2].restore(&image_of(&*shards[0]), &memories[2]).unwrap();
+            }
+            let many = if draws.below(4) == 0 { 300 } else { 10 };
+            let mut keys: Vec<u64> = (0..many).map(|_| draws.below(4000) << 50).collect();
+            keys.sort_unstable();
+            keys.dedup();
+            let length = if draws.below(6) == 0 { 17 } else { 16 };
+            let lengths = if spec.width == 0 { vec![length; keys.len()] } else { Vec::new() };
+            let values = vec![1_i64; keys.len() * length as usize];
+            let push = request(&keys, &lengths, i64::bytes(&values), round / 4);
+            if draws.below(3) == 0 {
+                let left = memories[0].bytes_left() as u64;
+                let _ = everything.set(left.saturating_sub(draws.below(40_000)) as usize);
+            }
+            let pushed = shards[0].push(&push, &memories[0]);
+            everything.set(0).unwrap();
+            let gone = shards[0].take_gone();
+            assert!(pushed.is_err() || gone.is_empty());
+            refused += usize::from(pushed.is_err());
+            with_rows_gone += usize::from(!gone.is_empty());
+            let image = image_of(&*shards[0]);
+            for (shard, memory) in shards[1..].iter_mut().zip(&memories[1..]) {
+                match &pushed {
+                    _ if round < 300 && std::ptr::eq(memory, &memories[2]) => continue,
+                    Ok(()) => shard.push(&push, memory).unwrap(),
+                    Err(_) => shard.remove(&gone).unwrap(),
+                }
+                assert!(image_of(&**shard) == image, "{spec:?}, round {round}, {pushed:?}");
+            }
+        }
+    }
+    println!("{refused} pushes were refused, {with_rows_gone} when rows had gone for them");
+    assert!(with_rows_gone > 10 && refused > 2 * with_rows_gone);
+}
+
+/// Whatever byte of an image is another, and wherever it ends: it is refused, or it is an image.
+#[test]
+fn damaged_images_are_refused() {
+    for spec in copied() {
+        let memory = Pool::new(32 * MIB);
+        let build = || Handles::default().build(&spec, KeyRange::ALL, &memory).unwrap();
+        let mut shard = build();
+        let keys: Vec<u64> = (0..20).map(|key| key << 40).collect();
+        let lengths = if spec.width == 0 { vec![3; keys.len()] } else { Vec::new() };
+        let values = vec![1_i64; keys.len() * if spec.width == 0 { 3 } else { 16 }];
+        for clock in 0..4 {
+            shard.push(&request(&keys, &lengths, i64::bytes(&values), clock), &memory).unwrap();
+        }
+        let image = image_of(&*shard);
+        assert!(rows_of(&*shard).len() > 5, "the image has rows");
+        build().restore(&image, &memory).unwrap();
+        for end in 0..image.len() {
+            assert!(build().restore(&image[..end], &memory).is_err(), "{end} of {}", image.len());
+        }
+        for at in 0..image.len() {
+            let mut damaged = image.clone();
+            damaged[at] ^= 0x80;
+            let mut restored = build();
+            if restored.restore(&damaged, &memory).is_ok() {
+                assert_eq!(image_of(&*restored).len(), image.len());
+            }
+        }
     }
 }
 

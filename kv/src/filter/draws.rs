@@ -30,6 +30,16 @@ impl Draws {
         mix(self.stream.wrapping_add(self.count.wrapping_mul(GOLDEN)))
     }
 
+    /// How many there were of the stream.
+    pub(crate) fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// Goes on as if there had been so many.
+    pub(crate) fn go_to(&mut self, count: u64) {
+        self.count = count;
+    }
+
     /// The draw for `key`, which never changes.
     #[inline]
     pub fn of(&self, key: u64) -> f64 {

@@ -216,6 +216,23 @@ impl Index {
         self.memory.set(self.held())
     }
 
+    /// Makes room so that [`Index::remove`] of so many keys does not fail.
+    ///
+    /// # Errors
+    /// If memory is short.
+    pub(crate) fn reserve_to_remove(&mut self, keys: usize) -> caravan_van::Result<()> {
+        self.memory.reserve(&mut self.free, keys)
+    }
+
+    /// Makes room so that so many keys can be removed once they were inserted, whatever memory
+    /// there is then.
+    ///
+    /// # Errors
+    /// If memory is short.
+    pub(crate) fn reserve_to_forget(&mut self, keys: usize) -> caravan_van::Result<()> {
+        self.reserve_to_remove(keys.saturating_sub(self.free.len()))
+    }
+
     /// Bytes that the lists take for this many keys at most, while they grow.
     pub(crate) fn footprint(keys: usize) -> usize {
         let free = (2 * keys + keys / 2) * size_of::<u32>(); // old and new list

@@ -170,7 +170,7 @@ pub trait Shard {
     /// # Errors
     /// The reason why such shards cannot be moved.
     fn give(
-        &mut self,
+        &self,
         _from: u64,
         _bytes_max: usize,
         _extract: &mut Extract,
@@ -216,6 +216,12 @@ pub trait Shard {
     /// The reason why such shards keep all rows, or that memory is short; nothing is removed then.
     fn remove(&mut self, _keys: &[u64]) -> Result<(), String> {
         Err("shards of this table's handle keep all rows".to_owned())
+    }
+
+    /// The keys of the rows that the last push has removed, though it was refused; once. Copies of
+    /// the shard, which do not get that push, [remove](Shard::remove) them, too.
+    fn take_gone(&mut self) -> Vec<u64> {
+        Vec::new()
     }
 
     /// Bytes that this many rows take at most, with their keys and all that belongs to them, if

@@ -457,7 +457,7 @@ impl<V: Number, R: Rule<V>> Shard for Rows<V, R> {
     }
 
     fn give(
-        &mut self,
+        &self,
         from: u64,
         bytes_max: usize,
         extract: &mut Extract,

@@ -6,7 +6,14 @@
 //! Which keys have rows is known here, with a score for each, so every handle with rows has the
 //! same turnover. Rows that were found for a remembered list of keys are not kept from one request
 //! to the next: they may have gone meanwhile.
+//!
+//! What becomes of a push is decided before anything changes, and follows from the state and the
+//! push alone: no clock, no memory, no order of a map. So copies of a shard, which get the same
+//! pushes, have the same rows. A push that is refused leaves nothing behind but the lack of the
+//! rows that went for it; the copies hear which ([`Shard::take_gone`]).
 
+mod gate;
+mod image;
 mod known;
 mod part;
 
@@ -14,18 +21,14 @@ use std::mem::take;
 
 use caravan_van::{Account, KeyRange, Pool};
 
+use self::gate::Gate;
 use self::known::{Entry, Known};
 use self::part::{Incoming, Part};
 use super::index::NO_ROW;
 use super::shard::{Extract, Pulled, Request, Shard};
 use crate::consistency::Admission;
-use crate::filter::Draws;
-use crate::sketch::CountMin;
 use crate::table::TableSpec;
 use crate::turnover::Turnover;
-
-/// Hash functions of a sketch.
-const HASHES: u8 = 2;
 
 /// When the cap is reached, one row in this many goes at a time.
 const EVICTED_SHARE: usize = 8;
@@ -36,8 +39,11 @@ pub(super) struct Changing {
     turnover: Turnover,
     gate: Gate,
     known: Known,
+    range: KeyRange,
     /// Values of a row; 0 if rows have their own lengths.
     width: usize,
+    /// Whether its copies are made from an image.
+    has_copies: bool,
     /// This shard's share of the cap.
     bytes_max: usize,
     /// The highest clock of a push.
@@ -47,8 +53,19 @@ pub(super) struct Changing {
     /// Whether the next push removes no rows.
     is_held: bool,
     part: Part,
+    /// The rows that go for the current push; for a refused one, those that went.
+    goes: Going,
     /// Charged for `part` and the rows of the current request.
     buffers: Account,
+}
+
+/// Rows that go.
+#[derive(Default)]
+struct Going {
+    /// Sorted.
+    keys: Vec<u64>,
+    /// Most values of all of them.
+    values: usize,
 }
 
 /// What happens to keys without rows, and to the rows of others.
@@ -90,6 +107,10 @@ impl Changing {
         if rows.footprint(0, 0).is_none() {
             return refuse("shards of its handle keep all rows, so leave out the turnover");
         }
+        let has_copies = spec.replicas > 0;
+        if has_copies && let Err(why) = rows.give(range.begin(), 0, &mut Extract::default()) {
+            return refuse(&format!("{why}, nor copied, so leave out the replicas"));
+        }
         let all = spec.range().map_err(|error| error.to_string())?.count();
         let share = |bytes: u64| (u128::from(bytes) * range.count() / all) as usize;
         let mut changing = Changing {
@@ -97,12 +118,15 @@ impl Changing {
             turnover,
             gate: Gate::new(spec, &turnover, range, pool)?,
             known: Known::new(spec, pool),
+            range,
             width: spec.width as usize,
+            has_copies,
             bytes_max: turnover.bytes_max.map_or(usize::MAX, share),
             clock: 0,
             looked_at: None,
             is_held: false,
             part: Part::default(),
+            goes: Going::default(),
             buffers: Account::new(pool, format!("pushes to table {}", spec.name)),
         };
         let least = changing.footprint_with(1, changing.width.max(1));
@@ -117,87 +141,118 @@ impl Changing {
         Ok(changing)
     }
 
-    /// Bytes of all rows and of `more`, which show `values` values, with all that is kept for them.
+    /// Bytes of all rows that stay and of `more`, which show `values` values, with all that is kept
+    /// for them.
     fn footprint_with(&self, more: usize, values: usize) -> usize {
-        let rows = self.known.index.len() + more;
-        let inner = self.rows.footprint(rows, self.known.values + values).unwrap_or(0);
+        let rows = self.known.index.len() - self.goes.keys.len() + more;
+        let values = self.known.values - self.goes.values + values;
+        let inner = self.rows.footprint(rows, values).unwrap_or(0);
         inner + Known::footprint(rows) + self.gate.bytes()
     }
 
-    /// Removes the rows of these keys.
-    fn evict(&mut self, mut keys: Vec<u64>) -> Result<(), String> {
-        keys.sort_unstable();
-        self.rows.remove(&keys)?;
-        self.known.remove(&keys)
-    }
-
-    /// Removes the rows that have to go whatever room there is, if the clock has risen enough since
-    /// the last look.
-    fn evict_old(&mut self) -> Result<(), String> {
+    /// Enters that the rows go that have to, whatever room there is, if the clock has risen enough
+    /// since the last look.
+    fn plan_old(&mut self) {
         let Turnover { idle_max, score_min, .. } = self.turnover;
         let pause = match (idle_max, score_min) {
-            (None, None) => return Ok(()),
+            (None, None) => return,
             (Some(idle), None) => (idle / 4).max(1),
             (_, Some(_)) => 1,
         };
         if self.looked_at.is_some_and(|at| self.clock - at < pause) {
-            return Ok(());
+            return;
         }
         self.looked_at = Some(self.clock);
         let (clock, decay) = (self.clock, self.turnover.decay());
-        let goes = |entry: &Entry| {
+        let is_old = |entry: &Entry| {
             let is_idle = idle_max.is_some_and(|most| clock.saturating_sub(entry.clock) > most);
             is_idle || score_min.is_some_and(|least| entry.score_at(clock, decay) < least)
         };
-        let keys = self.known.iter().filter(|(_, entry)| goes(entry)).map(|(key, _)| key);
-        self.evict(keys.collect())
+        for (key, entry) in self.known.iter().filter(|(_, entry)| is_old(entry)) {
+            self.goes.keys.push(key);
+            self.goes.values += entry.values;
+        }
     }
 
-    /// Removes some of the rows with the lowest scores, but none of the sorted `keys`; returns
-    /// whether there were any.
-    fn evict_lowest(&mut self, keys: &[u64]) -> Result<bool, String> {
+    /// Enters that some of the rows with the lowest scores go, but none of the sorted `keys`;
+    /// returns whether there were any.
+    fn plan_lowest(&mut self, keys: &[u64]) -> bool {
         let (clock, decay) = (self.clock, self.turnover.decay());
-        let others = self.known.iter().filter(|(key, _)| keys.binary_search(key).is_err());
+        let Changing { known, goes, .. } = self;
+        let others = known.iter().filter(|(key, _)| {
+            keys.binary_search(key).is_err() && goes.keys.binary_search(key).is_err()
+        });
         let ranked = others.map(|(key, entry)| (entry.score_at(clock, decay), entry.clock, key));
         let mut ranked: Vec<(f32, u64, u64)> = ranked.collect();
         if ranked.is_empty() {
-            return Ok(false);
+            return false;
         }
-        let count = (self.known.index.len() / EVICTED_SHARE).clamp(1, ranked.len());
+        let stay = known.index.len() - goes.keys.len();
+        let count = (stay / EVICTED_SHARE).clamp(1, ranked.len());
         ranked.select_nth_unstable_by(count - 1, |a, b| {
             a.0.total_cmp(&b.0).then((a.1, a.2).cmp(&(b.1, b.2)))
         });
         ranked.truncate(count);
-        self.evict(ranked.into_iter().map(|(_, _, key)| key).collect())?;
-        Ok(true)
+        goes.keys.extend(ranked.iter().map(|(_, _, key)| *key));
+        goes.keys.sort_unstable();
+        let rows = ranked.iter().filter_map(|(_, _, key)| known.index.row(*key));
+        goes.values += rows.map(|row| known.entries[row as usize].values).sum::<usize>();
+        true
     }
 
-    /// Decides which of the rows come, makes room for them, enters them, and stores them in `part`.
+    /// Decides which of the rows come, and which others go, and stores the former in `part`.
+    /// Nothing that copies have changes by that, but the clocks and the draws.
     ///
     /// # Errors
     /// If there is no room for rows that get longer, or memory is short.
-    fn receive(&mut self, incoming: Incoming<'_>, way: Way) -> Result<(), String> {
+    fn plan(&mut self, incoming: Incoming<'_>, way: Way) -> Result<(), String> {
         let Incoming { keys, lengths, values } = incoming;
         self.charge(keys.len() * Part::KEY_BYTES)?;
-        self.part.clear();
-        self.known.find(keys);
+        if way == Way::Free {
+            self.plan_old();
+        }
+        self.known.find(keys, &self.goes.keys);
+        self.part.asked.clear();
         for (at, (key, row)) in keys.iter().zip(&self.known.found).enumerate() {
-            if *row != NO_ROW || way.admits_all() || self.gate.admits(*key) {
+            let mut comes = *row != NO_ROW || way.admits_all();
+            if !comes {
+                comes = self.gate.admits(*key);
+                self.part.asked.push(*key);
+            }
+            if comes {
                 self.part.places.push(at as u32);
             }
         }
         if self.bytes_max < usize::MAX {
-            self.make_room(keys, lengths, way)?;
+            self.plan_room(keys, lengths, way)?;
         }
         if self.part.places.len() < keys.len() {
             self.charge(keys.len() * Part::KEY_BYTES + values.len())?;
             self.part.copy(incoming);
         }
-        let Part { places, .. } = &self.part;
-        let (clock, decay) = (self.clock, self.turnover.decay());
-        let length = |at: u32| lengths.get(at as usize).map_or(self.width, |it| *it as usize);
-        let named = places.iter().map(|at| (keys[*at as usize], length(*at)));
-        self.known.enter(places, named, clock, decay)
+        Ok(())
+    }
+
+    /// Removes the rows that go, and enters the keys that come.
+    ///
+    /// # Errors
+    /// If memory is short. No key has come then.
+    fn carry_out(&mut self, keys: &[u64]) -> Result<(), String> {
+        let goes = take(&mut self.goes);
+        let removed = self.remove(&goes.keys);
+        removed.and_then(|()| {
+            self.goes = goes;
+            let Part { places, .. } = &self.part;
+            self.known.insert(keys, places)
+        })
+    }
+
+    /// Enters the rows that came: they were named now, and have values.
+    fn note(&mut self, lengths: &[u32]) {
+        let width = self.width;
+        let length = |at: u32| lengths.get(at as usize).map_or(width, |it| *it as usize);
+        let lengths = self.part.places.iter().map(|at| length(*at));
+        self.known.note(lengths, self.clock, self.turnover.decay());
     }
 
     /// Charges `buffers` for a request that needs more than those before.
@@ -208,9 +263,9 @@ impl Changing {
         self.buffers.set(bytes).map_err(|error| error.to_string())
     }
 
-    /// Evicts rows until there is room for those that come. Where that is not enough, the last keys
-    /// without rows get none.
-    fn make_room(&mut self, keys: &[u64], lengths: &[u32], way: Way) -> Result<(), String> {
+    /// Enters that rows go until there is room for those that come. Where that is not enough, the
+    /// last keys without rows get none.
+    fn plan_room(&mut self, keys: &[u64], lengths: &[u32], way: Way) -> Result<(), String> {
         let width = self.width;
         let length = |at: u32| lengths.get(at as usize).map_or(width, |it| *it as usize);
         let growth = |known: &Known, at: u32| match known.found[at as usize] {
@@ -224,7 +279,7 @@ impl Changing {
             if footprint <= self.bytes_max {
                 return Ok(());
             }
-            if !way.evicts() || !self.evict_lowest(keys)? {
+            if !way.evicts() || !self.plan_lowest(keys) {
                 break;
             }
         }
@@ -256,24 +311,37 @@ impl Changing {
     fn apply(&mut self, request: &Request<'_>, way: Way, memory: &Pool) -> Result<(), String> {
         let Request { keys, lengths, values, .. } = *request;
         self.part.clear();
+        self.goes = Going::default();
+        let incoming = Incoming { keys, lengths, values };
+        if !incoming.is_sound(self.width) {
+            return self.rows.push(&self.part.of(request), memory);
+        }
+        let before = (self.clock, self.looked_at, self.gate.draws);
         self.clock = self.clock.max(request.clock);
         if self.looked_at.is_none() {
             // Rows that came from elsewhere are as old as the first push here.
             self.known.entries.iter_mut().for_each(|entry| entry.clock = self.clock);
             self.looked_at = Some(self.clock);
         }
-        if way.evicts() {
-            self.evict_old()?;
+        let planned = self.plan(incoming, way);
+        if planned.is_err() {
+            self.goes = Going::default(); // all of them are there
         }
-        let incoming = Incoming { keys, lengths, values };
-        if incoming.is_sound(self.width) {
-            self.receive(incoming, way)?;
+        let applied = planned.and_then(|()| self.carry_out(keys)).and_then(|()| {
+            let part = self.part.of(request);
+            let is_left_out = part.keys.is_empty() && !keys.is_empty();
+            let pushed = if is_left_out { Ok(()) } else { self.rows.push(&part, memory) };
+            pushed.inspect_err(|_| self.known.forget_inserted(&mut *self.rows))
+        });
+        match &applied {
+            Ok(()) => {
+                self.goes = Going::default();
+                self.gate.count(&self.part.asked);
+                self.note(lengths);
+            }
+            Err(_) => (self.clock, self.looked_at, self.gate.draws) = before,
         }
-        let part = self.part.of(request);
-        if part.keys.is_empty() && !keys.is_empty() {
-            return Ok(());
-        }
-        self.rows.push(&part, memory)
+        applied
     }
 }
 
@@ -307,6 +375,19 @@ impl Shard for Changing {
         self.apply(request, Way::Copy, memory)
     }
 
+    fn take_gone(&mut self) -> Vec<u64> {
+        take(&mut self.goes).keys
+    }
+
+    fn remove(&mut self, keys: &[u64]) -> Result<(), String> {
+        if keys.is_empty() {
+            return Ok(());
+        }
+        self.known.reserve_to_remove(keys.len())?;
+        self.rows.remove(keys)?;
+        self.known.remove(keys)
+    }
+
     fn pull(&mut self, request: &Request<'_>) -> Result<Pulled<'_>, String> {
         self.rows.pull(&Request { rows: None, ..*request })
     }
@@ -320,7 +401,7 @@ impl Shard for Changing {
     }
 
     fn give(
-        &mut self,
+        &self,
         from: u64,
         bytes_max: usize,
         extract: &mut Extract,
@@ -339,55 +420,25 @@ impl Shard for Changing {
         if !incoming.is_sound(self.width) {
             return self.rows.take(keys, lengths, values, memory);
         }
-        self.receive(incoming, Way::Taken)?;
-        let Incoming { keys, lengths, values } = self.part.rows(incoming);
-        self.rows.take(keys, lengths, values, memory)
-    }
-}
-
-/// Decides which keys without rows get one.
-struct Gate {
-    pushes_min: u8,
-    /// How often keys were pushed without a row, if that matters.
-    seen: Option<CountMin<u8>>,
-    probability: Option<f64>,
-    draws: Draws,
-    /// Charged for the sketch.
-    memory: Account,
-}
-
-impl Gate {
-    fn new(
-        spec: &TableSpec,
-        turnover: &Turnover,
-        range: KeyRange,
-        pool: &Pool,
-    ) -> Result<Gate, String> {
-        let mut memory = Account::new(pool, format!("the sketch of table {}", spec.name));
-        let pushes_min = turnover.pushes_min.unwrap_or(1);
-        let mut seen = None;
-        if pushes_min > 1 {
-            let cells = turnover.cells() as usize;
-            memory.set(cells).map_err(|error| error.to_string())?;
-            let sketch = CountMin::new(cells, HASHES);
-            seen = Some(sketch.map_err(|error| format!("no memory for {cells} cells: {error}"))?);
-        }
-        let draws = Draws::new(range.begin(), u64::from(spec.id));
-        Ok(Gate { pushes_min, seen, probability: turnover.probability, draws, memory })
+        self.part.clear();
+        self.goes = Going::default();
+        self.plan(incoming, Way::Taken)?;
+        self.carry_out(keys)?;
+        let Incoming { keys, lengths: kept, values } = self.part.rows(incoming);
+        self.rows.take(keys, kept, values, memory)?;
+        self.note(lengths);
+        Ok(())
     }
 
-    /// Whether a key without a row gets one with this push.
-    fn admits(&mut self, key: u64) -> bool {
-        if let Some(seen) = &mut self.seen {
-            seen.add(key, 1);
-            if seen.estimate(key) < self.pushes_min {
-                return false;
-            }
-        }
-        self.probability.is_none_or(|share| self.draws.next_unit() < share)
+    fn image_bytes(&self) -> Option<usize> {
+        self.has_copies.then(|| self.image_bytes_max())
     }
 
-    fn bytes(&self) -> usize {
-        self.memory.bytes()
+    fn image(&self, image: &mut Vec<u8>) {
+        self.write_image(image);
+    }
+
+    fn restore(&mut self, image: &[u8], memory: &Pool) -> Result<(), String> {
+        self.read_image(image, memory)
     }
 }

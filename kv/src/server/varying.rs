@@ -161,7 +161,7 @@ impl<V: Number, R: Rule<V>> Shard for VaryingRows<V, R> {
     }
 
     fn give(
-        &mut self,
+        &self,
         from: u64,
         bytes_max: usize,
         extract: &mut Extract,

@@ -245,7 +245,7 @@ impl<C: Cell> Shard for Counts<C> {
 
     /// All cells are one row, that of the first key: every push changes cells anywhere.
     fn give(
-        &mut self,
+        &self,
         _from: u64,
         _bytes_max: usize,
         extract: &mut Extract,

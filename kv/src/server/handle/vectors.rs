@@ -214,7 +214,7 @@ impl<V: Float> Shard for Vectors<V> {
 
     /// A row is an element of all vectors.
     fn give(
-        &mut self,
+        &self,
         from: u64,
         bytes_max: usize,
         extract: &mut Extract,

@@ -150,6 +150,7 @@ struct Inputs {
     timestamp: u64,
     command: i32,
     clock: u64,
+    /// If it was refused, those of the rows that it has removed nevertheless.
     keys: Vec<u64>,
     lengths: Vec<u32>,
     values: Vec<u8>,
@@ -602,7 +603,9 @@ impl Inputs {
         };
         let op = match op {
             None => return nothing,
-            Some(Op::Refused) => return Inputs { op: Op::Refused, ends, ..nothing },
+            Some(Op::Refused) => {
+                return Inputs { op: Op::Refused, ends, keys: keys.to_vec(), ..nothing };
+            }
             Some(op) => op,
         };
         let (keys, lengths, values) = (keys.to_vec(), lengths.to_vec(), values.to_vec());

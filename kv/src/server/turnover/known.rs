@@ -5,6 +5,7 @@ use std::mem::take;
 use caravan_van::{Account, Pool};
 
 use crate::server::index::{Index, NO_ROW};
+use crate::server::shard::Shard;
 use crate::table::TableSpec;
 
 /// The keys that have rows.
@@ -14,6 +15,8 @@ pub(super) struct Known {
     pub(super) entries: Vec<Entry>,
     /// Numbers in the index of the current request's keys.
     pub(super) found: Vec<u32>,
+    /// Those of its keys that it has inserted.
+    inserted: Vec<u64>,
     /// Most values of all rows.
     pub(super) values: usize,
     /// Charged for entries, and for a rank of each when rows are evicted.
@@ -25,7 +28,7 @@ pub(super) struct Known {
 pub(super) struct Entry {
     /// The clock when a push named it last, and the score then.
     pub(super) clock: u64,
-    score: f32,
+    pub(super) score: f32,
     /// Most values that the row has had.
     pub(super) values: usize,
 }
@@ -34,9 +37,22 @@ impl Entry {
     pub(super) fn score_at(&self, clock: u64, decay: f32) -> f32 {
         match decay {
             1.0 => self.score,
-            _ => self.score * decay.powf(clock.saturating_sub(self.clock) as f32),
+            _ => self.score * power(decay, clock.saturating_sub(self.clock)),
         }
     }
+}
+
+/// `base` to this power, the same number on every machine: products are, logarithms are not.
+fn power(base: f32, exponent: u64) -> f32 {
+    let (mut square, mut rest, mut product) = (base, exponent, 1.0);
+    while rest > 0 {
+        if rest % 2 == 1 {
+            product *= square;
+        }
+        square *= square;
+        rest /= 2;
+    }
+    product
 }
 
 impl Known {
@@ -48,8 +64,9 @@ impl Known {
 
     pub(super) fn new(spec: &TableSpec, pool: &Pool) -> Known {
         let account = || Account::new(pool, format!("rows of table {} that go", spec.name));
-        let (entries, found) = (Vec::new(), Vec::new());
-        Known { index: Index::new(account()), entries, found, values: 0, memory: account() }
+        let (entries, found, inserted) = (Vec::new(), Vec::new(), Vec::new());
+        let (index, memory) = (Index::new(account()), account());
+        Known { index, entries, found, inserted, values: 0, memory }
     }
 
     /// Bytes that this takes for so many keys at most.
@@ -62,10 +79,18 @@ impl Known {
         self.index.from(0).map(|(key, row)| (key, &self.entries[row as usize]))
     }
 
-    /// Finds the sorted `keys`.
-    pub(super) fn find(&mut self, keys: &[u64]) {
+    /// Finds the sorted `keys`, of which those that go have no rows.
+    pub(super) fn find(&mut self, keys: &[u64], goes: &[u64]) {
         self.found.clear();
         self.index.find(keys, &mut self.found);
+        if goes.is_empty() {
+            return;
+        }
+        for (key, row) in keys.iter().zip(&mut self.found) {
+            if goes.binary_search(key).is_ok() {
+                *row = NO_ROW;
+            }
+        }
     }
 
     /// Makes room for more entries.
@@ -81,34 +106,61 @@ impl Known {
         Ok(())
     }
 
-    /// Enters a push of the found keys at `places`: `named` has each with its number of values.
-    pub(super) fn enter(
-        &mut self,
-        places: &[u32],
-        named: impl Iterator<Item = (u64, usize)> + Clone,
-        clock: u64,
-        decay: f32,
-    ) -> Result<(), String> {
+    /// Inserts those of the found `keys` at `places` that have no rows.
+    ///
+    /// # Errors
+    /// If memory is short; nothing has changed then.
+    pub(super) fn insert(&mut self, keys: &[u64], places: &[u32]) -> Result<(), String> {
+        self.inserted.clear();
         for (to, at) in places.iter().enumerate() {
             self.found[to] = self.found[*at as usize]; // places ascend
         }
         self.found.truncate(places.len());
         let missing = self.found.iter().filter(|row| **row == NO_ROW).count();
-        if missing > 0 {
-            self.reserve(missing)?;
-            let keys: Vec<u64> = named.clone().map(|(key, _)| key).collect();
-            let inserted = self.index.insert(&keys, &mut self.found, missing);
-            inserted.map_err(|error| error.to_string())?;
-            self.entries.resize(self.index.rows(), Entry::default());
+        if missing == 0 {
+            return Ok(());
         }
-        for (row, (_, values)) in self.found.iter().zip(named) {
+        self.reserve(missing)?;
+        let reserved = self.index.reserve_to_forget(missing);
+        reserved.map_err(|error| error.to_string())?;
+        let named: Vec<u64> = places.iter().map(|at| keys[*at as usize]).collect();
+        let new = named.iter().zip(&self.found).filter(|(_, row)| **row == NO_ROW);
+        self.inserted.extend(new.map(|(key, _)| *key));
+        let inserted = self.index.insert(&named, &mut self.found, missing);
+        if inserted.is_err() {
+            self.inserted.clear();
+        }
+        inserted.map_err(|error| error.to_string())?;
+        self.entries.resize(self.index.rows(), Entry::default());
+        Ok(())
+    }
+
+    /// Forgets what was inserted, and removes it from `rows`, which have refused values for it.
+    pub(super) fn forget_inserted(&mut self, rows: &mut dyn Shard) {
+        let keys = take(&mut self.inserted);
+        if keys.is_empty() {
+            return;
+        }
+        // Where there is no memory for that, rows may stay that are as new, and read so.
+        let _ = rows.remove(&keys);
+        // There is room for it since they were inserted.
+        let _ = self.remove(&keys);
+    }
+
+    /// Enters that the inserted and found keys were named at this clock, with so many values each.
+    pub(super) fn note(&mut self, lengths: impl Iterator<Item = usize>, clock: u64, decay: f32) {
+        for (row, values) in self.found.iter().zip(lengths) {
             let entry = &mut self.entries[*row as usize];
             let score = entry.score_at(clock, decay) + 1.0;
             let most = entry.values.max(values);
             self.values += most - entry.values;
             *entry = Entry { clock, score, values: most };
         }
-        Ok(())
+    }
+
+    /// Makes room to forget so many keys.
+    pub(super) fn reserve_to_remove(&mut self, keys: usize) -> Result<(), String> {
+        self.index.reserve_to_remove(keys).map_err(|error| error.to_string())
     }
 
     /// Forgets the sorted `keys`.
@@ -116,5 +168,22 @@ impl Known {
         let Known { index, entries, values, .. } = self;
         let removed = index.remove(keys, |row| *values -= take(&mut entries[row as usize]).values);
         removed.map_err(|error| error.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn powers_are_those_of_the_library_but_for_rounding() {
+        for base in [0.1_f32, 0.5, 0.9, 0.999, 1.0] {
+            for exponent in [0, 1, 2, 3, 10, 63, 64, 1000] {
+                let [is, expected] = [power(base, exponent), base.powf(exponent as f32)];
+                assert!((is - expected).abs() <= 1e-4 * expected, "{base}^{exponent}: {is}");
+            }
+        }
+        assert_eq!(power(0.9, u64::MAX), 0.0);
+        assert_eq!(power(1.0, u64::MAX), 1.0);
     }
 }

@@ -32,6 +32,8 @@ impl Incoming<'_> {
 #[derive(Default)]
 pub(super) struct Part {
     pub(super) places: Vec<u32>,
+    /// The keys without rows, which were or were not admitted.
+    pub(super) asked: Vec<u64>,
     /// Whether it is all of it; there are no copies then.
     is_whole: bool,
     keys: Vec<u64>,
@@ -42,12 +44,13 @@ pub(super) struct Part {
 }
 
 impl Part {
-    /// Bytes that a key takes here and among the found ones, without its values.
-    pub(super) const KEY_BYTES: usize = 3 * size_of::<u32>() + size_of::<u64>();
+    /// Bytes that a key takes here and among the found and inserted ones, without its values.
+    pub(super) const KEY_BYTES: usize = 3 * size_of::<u32>() + 3 * size_of::<u64>();
 
     /// All of what comes.
     pub(super) fn clear(&mut self) {
         self.places.clear();
+        self.asked.clear();
         self.is_whole = true;
     }
 

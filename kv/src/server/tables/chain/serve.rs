@@ -183,8 +183,10 @@ impl Entry {
             (_, new) => new,
         };
         let Entry { chain: Some(chain), shard, governor, .. } = self else { return Ok(None) };
+        let mut gone = Vec::new();
         if effect == Some(Op::Refused) {
             chain.applied.refuse(sender, timestamp, lanes.credits_max());
+            gone = shard.take_gone();
         }
         if let (Some(governor), Some(new)) = (governor.as_mut(), new) {
             if ends & FINISHES != 0 {
@@ -200,6 +202,9 @@ impl Entry {
             let governor = governor.as_deref();
             chain.answer_to(&mut **shard, governor, &memory, mark, (op, &request))
         });
+        if effect == Some(Op::Refused) {
+            request.keys = &gone;
+        }
         let inputs = Inputs::of(effect, ends, mark, &request);
         let item = Unconfirmed { number: 0, inputs, reply: Some(Reply { to, answer }) };
         chains.pass_on(lanes, chain, index, place, item);
@@ -296,6 +301,9 @@ impl Entry {
         }
         if op == Op::Refused {
             chain.applied.refuse(sender, timestamp, lanes.credits_max());
+            if !request.keys.is_empty() {
+                shard.remove(request.keys)?;
+            }
         } else {
             chain.applied.charge(sender)?;
             let answer = apply(&mut **shard, governor.as_deref_mut(), op, request, memory)?;
