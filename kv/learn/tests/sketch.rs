@@ -1,6 +1,7 @@
 //! Goal: tables of sketches count what workers push: never too little, within the bound of the
-//! sketch, and in few bytes.
-//! Method: a Zipf stream over a real van, against exact counts.
+//! sketch, and in few bytes; a sketch with copies counts on when a server dies, to the cell.
+//! Method: a Zipf stream over a real van, against exact counts; the real code on the simulated van,
+//! against a run without a death. A failure there prints its seed.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 #[path = "../../tests/support/vans.rs"]
@@ -8,6 +9,9 @@ mod vans;
 
 use std::collections::BTreeMap;
 use std::f64::consts::E;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use caravan_kv::filter::Draws;
 use caravan_kv::{
@@ -15,6 +19,7 @@ use caravan_kv::{
 };
 use caravan_learn::sketch::{self, Inserts, Options};
 use caravan_van::KeyRange;
+use caravan_van::sim::{Faults, Network, for_each_seed};
 
 /// Distinct keys of the stream.
 const KEYS: u64 = 40_000;
@@ -134,4 +139,87 @@ fn merged_sketches_are_those_of_both_streams() {
     assert_eq!(sketch::estimates(&mut worker, second, &keys).unwrap(), before);
     drop(worker);
     cluster.shutdown().unwrap();
+}
+
+/// A stream into a sketch with one copy, of whose three servers one dies after this time.
+struct Dying {
+    seed: u64,
+    dies: Option<Duration>,
+}
+
+/// What comes of it.
+struct Outlived {
+    estimates: Vec<u64>,
+    /// From the first insert to the last.
+    took: Duration,
+    /// The longest time without a batch that was counted.
+    pause: Duration,
+    /// Whether the server died meanwhile.
+    died: bool,
+}
+
+fn outlive(run: Dying) -> Outlived {
+    let Dying { seed, dies } = run;
+    let network = Network::new(seed, Faults::jittery());
+    let died = Arc::new(AtomicBool::new(false));
+    let dead = died.clone();
+    let client = network.spawn("client", move |network| {
+        let mut config = ClusterConfig { servers: 3, workers: 0, ..ClusterConfig::default() };
+        config.node.server_losses_max = 1;
+        let handles = sketch::handle(Handles::default());
+        let cluster =
+            Cluster::launch(&config, Launch::Simulated(handles, Apps::default())).unwrap();
+        let mut worker = cluster.client().unwrap();
+        let options = Options { cells: 5000, hashes: HASHES };
+        let range = KeyRange::new(0, KEYS).unwrap();
+        let spec = sketch::spec(1, "counts", ValueType::U64, range, options).replicas(1);
+        let table = worker.create_table(&spec).unwrap();
+        let began = network.now();
+        if let Some(after) = dies {
+            let dead = dead.clone();
+            network.spawn("fate", move |network| {
+                network.sleep(after);
+                network.crash(&format!("server {}", seed % 3));
+                dead.store(true, Ordering::Relaxed);
+            });
+        }
+        let mut inserts = Inserts::new(&worker, table, 500).unwrap();
+        let (mut last, mut pause) = (began, Duration::ZERO);
+        for key in keys().take(40 * 500) {
+            inserts.add(&mut worker, key, 1).unwrap();
+            pause = pause.max(network.now() - last);
+            last = network.now();
+        }
+        inserts.finish(&mut worker).unwrap();
+        let took = network.now() - began;
+        pause = pause.max(network.now() - last);
+        let died = dead.load(Ordering::Relaxed);
+        let all: Vec<u64> = (0..KEYS).collect();
+        let estimates = sketch::estimates(&mut worker, table, &all).unwrap();
+        drop(worker);
+        cluster.shutdown().unwrap();
+        Outlived { estimates, took, pause, died }
+    });
+    client.join().unwrap_or_else(|stopped| panic!("seed {seed}: {stopped}"))
+}
+
+/// Most time, on the network's clock, until a sketch counts on after the death of a server.
+const BACK: Duration = Duration::from_millis(800);
+
+#[test]
+fn a_sketch_with_a_copy_counts_on_to_the_cell_when_a_server_dies() {
+    let whole = outlive(Dying { seed: 1, dies: None });
+    assert!(!whole.died && whole.estimates.iter().sum::<u64>() >= 40 * 500);
+    let mut deaths = 0;
+    let mut longest = Duration::ZERO;
+    for_each_seed(20, |seed| {
+        let dies = Some(whole.took * (seed as u32 * 37 % 97) / 97);
+        let found = outlive(Dying { seed, dies });
+        assert!(found.estimates == whole.estimates, "seed {seed}: counts were lost or doubled");
+        assert!(found.pause < BACK, "seed {seed}: no batch was counted for {:?}", found.pause);
+        longest = longest.max(found.pause);
+        deaths += usize::from(found.died);
+    });
+    println!("{deaths} deaths; of {:?}, {longest:?} without a batch at most", whole.took);
+    assert!(deaths > 0);
 }
