@@ -228,6 +228,45 @@ fn nothing_is_lost_or_doubled_while_shards_move() {
     assert!(met.iter().all(|count| *count > 0), "every step meets requests: {sum:?}");
 }
 
+#[test]
+fn a_worker_that_joins_again_during_a_move_reads_what_it_wrote() {
+    for_each_seed(40, |seed| {
+        let network = Network::new(seed, weather(seed));
+        let (addresses, _, stop) = start(&network, 2);
+        let spec = TableSpec::new(1, "numbers", ValueType::I64, 1);
+        let spec = spec.placement(Placement::Cut(vec![(0, 1)]));
+        let has_moved = Arc::new(AtomicBool::new(false));
+        let (to, moved, end) = (addresses.clone(), spec.clone(), has_moved.clone());
+        let mover = network.spawn("mover", move |network| {
+            let mut worker = connect(network, 98, &to);
+            let table = worker.create_table(&moved).unwrap();
+            let mut draws = Draws(seed ^ 77);
+            for server in [0, 1].repeat(20) {
+                network.sleep(Duration::from_micros(draws.below(100)));
+                let moved = worker.move_shard(table, 0, server).unwrap();
+                worker.wait(moved).unwrap();
+            }
+            end.store(true, Ordering::Relaxed);
+        });
+        let worker = network.spawn("worker", move |network| {
+            let mut worker = connect(network, 9, &addresses);
+            let table = worker.create_table(&spec).unwrap();
+            let mut pushed = 0;
+            while !has_moved.load(Ordering::Relaxed) {
+                let push = worker.push(table, &[7], &[1i64]).unwrap();
+                pushed += 1;
+                worker.create_table(&spec).unwrap(); // says where the shard is now
+                let pull = worker.pull(table, &[7]).unwrap();
+                worker.wait(push).unwrap();
+                assert_eq!(worker.wait(pull).unwrap().values::<i64>(), [pushed], "seed {seed}");
+            }
+        });
+        worker.join().unwrap_or_else(|stopped| panic!("{stopped}"));
+        mover.join().unwrap_or_else(|stopped| panic!("{stopped}"));
+        stop.store(true, Ordering::Relaxed);
+    });
+}
+
 /// A table of numbers in three shards, and keys of all of them.
 fn numbers() -> (TableSpec, Vec<u64>) {
     let spec = TableSpec::new(1, "numbers", ValueType::I64, 100).placement(Placement::Even(3));

@@ -4,7 +4,8 @@
 //! (`server/tables/moving.rs`). Nothing is kept here for that. Requests of one worker to one shard
 //! stay in order: whoever sent one back, and whoever had the shard before, is asked for a mark,
 //! behind which nothing more comes back. Then those that came back are sent again, in the order in
-//! which they were made, and new ones behind them.
+//! which they were made, and new ones behind them. The same goes for an owner that a worker hears of
+//! as it joins a table again.
 //!
 //! Path: **worker** > slicer > filter > message > codec > endpoint > transport.
 
@@ -152,7 +153,7 @@ impl Worker {
     }
 
     /// Has requests to a shard wait until a server that had it has sent back all that it got.
-    fn settle_with(&mut self, server: usize, table: usize, shard: usize) {
+    pub(super) fn settle_with(&mut self, server: usize, table: usize, shard: usize) {
         let TableState { number, route, map, .. } = &mut self.tables[table];
         route.close();
         let (number, range) = (*number, map.shards()[shard].range);

@@ -189,10 +189,13 @@ impl Worker {
 
     /// Enters a server's claims to shards of a table.
     fn enter_claims(&mut self, table: usize, server: usize, created: &Created) {
-        let known = &mut self.tables[table];
         for &(begin, epoch) in &created.shards {
-            if known.map.enter(begin, server, epoch) {
-                known.route.close();
+            let map = &mut self.tables[table].map;
+            let former = map.find(begin).map(|shard| (shard, map.shards()[shard].server));
+            if map.enter(begin, server, epoch)
+                && let Some((shard, former)) = former
+            {
+                self.settle_with(former, table, shard);
             }
         }
     }

@@ -10,7 +10,7 @@
 //!    sends every held or later request back to its worker with the new owner's name (`Moved`):
 //!    nothing is applied twice or by two. The newcomer holds requests that come before it owns the
 //!    shard. One that had the shard before takes it back only when the workers have marked that
-//!    they have heard so (`Gone::unmarked`).
+//!    they have heard so (`Gone::unmarked`). A mark waits behind the requests that are held here.
 //!
 //! This is the two-phase hand-over of Li et al., "Scaling Distributed Machine Learning with the
 //! Parameter Server", OSDI 2014, section 4.5, with forwarded pushes in place of a second copy.

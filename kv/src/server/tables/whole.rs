@@ -81,6 +81,12 @@ impl Tables {
                 step = Step::Release;
             }
             Some(Op::Mark) => {
+                // Requests before it may wait here, and come back later.
+                let moving = self.position(message.table(), message.range().begin());
+                let moving = moving.and_then(|at| self.entries[at].moving.as_ref());
+                if moving.is_some_and(|moving| moving.holds(lanes, false)) {
+                    return Ok(Step::Hold);
+                }
                 self.mark(message.table(), message.range().begin(), peer);
                 lanes.answer(peer, message.timestamp())?;
                 step = Step::Release;
