@@ -6,6 +6,9 @@
 //! is parsing; from a packed one; and from a pipe, where reading is mostly a wait, as for a slow
 //! disk. A figure is the median of all rounds; the last column is the time of both together as a
 //! multiple of the longer of the two.
+//!
+//! Batches are made by the thread that trains. With `--read first` that is before the time of
+//! training, and so within that of reading.
 
 use std::error::Error;
 use std::fmt::Write as _;

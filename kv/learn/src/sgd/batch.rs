@@ -111,37 +111,53 @@ impl Batches {
 
 fn batch(examples: &Examples, first: usize, end: usize) -> Result<Batch, String> {
     let rows = || (first..end).map(|row| examples.row(row));
-    let mut keys: Vec<u64> = rows().flat_map(|row| row.keys.iter().copied()).collect();
-    if u32::try_from(keys.len()).is_err() {
-        return Err(format!("a batch has {} entries, 2^32 or more: take fewer rows", keys.len()));
+    let entries: usize = rows().map(|row| row.keys.len()).sum();
+    if u32::try_from(entries).is_err() {
+        return Err(format!("a batch has {entries} entries, 2^32 or more: take fewer rows"));
     }
-    keys.sort_unstable();
-    keys.dedup();
+    let (keys, places) = placed(rows().flat_map(|row| row.keys.iter().copied()));
     let mut batch = Batch {
         labels: rows().map(|row| f64::from(row.label)).collect(),
         starts: vec![0],
-        places: Vec::new(),
-        values: examples.values.as_ref().map(|_| Vec::new()),
+        places,
+        values: examples.values.as_ref().map(|_| Vec::with_capacity(entries)),
         keys,
     };
+    let mut end = 0;
     for row in rows() {
-        let mut from = 0;
-        for key in row.keys {
-            // Keys of a row ascend, so the next is behind.
-            from += batch.keys[from..].partition_point(|other| other < key);
-            batch.places.push(from as u32);
-        }
         if let (Some(all), Some(values)) = (&mut batch.values, row.values) {
             all.extend_from_slice(values);
         }
-        batch.starts.push(batch.places.len() as u32);
+        end += row.keys.len();
+        batch.starts.push(end as u32);
     }
     Ok(batch)
+}
+
+/// Distinct keys, ascending, and the place of each given key among them. Entries are sorted with
+/// their numbers, so that none of them has to be searched for.
+fn placed<K: Ord + Copy>(keys: impl Iterator<Item = K>) -> (Vec<K>, Vec<u32>) {
+    let mut entries: Vec<(K, u32)> = keys.zip(0..).collect();
+    entries.sort_unstable_by_key(|(key, _)| *key);
+    let mut places = vec![0; entries.len()];
+    let mut distinct: Vec<K> = Vec::new();
+    for (key, entry) in entries {
+        if distinct.last() != Some(&key) {
+            distinct.push(key);
+        }
+        places[entry as usize] = distinct.len() as u32 - 1;
+    }
+    (distinct, places)
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use std::cell::Cell;
+    use std::cmp::Ordering;
+
+    use caravan_kv::filter::Draws;
 
     use super::*;
     use crate::data;
@@ -187,5 +203,59 @@ mod tests {
             assert_eq!(at, 3);
         }
         assert!(Batches::new(0).is_err());
+    }
+
+    /// A key that counts how often it is compared.
+    #[derive(Debug, Clone, Copy)]
+    struct Counted<'a>(u64, &'a Cell<u64>);
+
+    impl Counted<'_> {
+        fn count(&self) {
+            self.1.set(self.1.get() + 1);
+        }
+    }
+
+    impl PartialEq for Counted<'_> {
+        fn eq(&self, other: &Self) -> bool {
+            self.count();
+            self.0 == other.0
+        }
+    }
+
+    impl Eq for Counted<'_> {}
+
+    impl PartialOrd for Counted<'_> {
+        fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+            Some(self.cmp(other))
+        }
+    }
+
+    impl Ord for Counted<'_> {
+        fn cmp(&self, other: &Self) -> Ordering {
+            self.count();
+            self.0.cmp(&other.0)
+        }
+    }
+
+    /// Goal: the thread that trains makes batches with little more than a sort of their keys; it
+    /// makes them while others are read. Method: keys of rows, as distinct as those of click logs,
+    /// count their comparisons; a search for each place would need as many again.
+    #[test]
+    fn a_batch_takes_one_sort_of_its_keys() {
+        let compared = Cell::new(0);
+        let mut draws = Draws::new(5, 0);
+        let mut key = || (draws.next_unit() * 8000.0) as u64;
+        let keys: Vec<u64> = (0..20_000).map(|_| key()).collect();
+        let mut sorted: Vec<Counted<'_>> =
+            keys.iter().map(|key| Counted(*key, &compared)).collect();
+        sorted.sort_unstable();
+        let sort = compared.replace(0);
+        let (distinct, places) = placed(keys.iter().map(|key| Counted(*key, &compared)));
+        let all = compared.get();
+        println!("{all} comparisons, {sort} of a sort");
+        assert!(all < sort + sort / 4, "{all} comparisons, {sort} of a sort");
+        let found: Vec<u64> = places.iter().map(|place| distinct[*place as usize].0).collect();
+        assert!(found == keys, "each key is at its place");
+        assert!(distinct.windows(2).all(|pair| pair[0].0 < pair[1].0));
     }
 }
