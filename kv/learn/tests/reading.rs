@@ -12,7 +12,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use caravan_kv::node::{run_server, run_worker};
-use caravan_kv::{Apps, Cluster, ClusterConfig, Handles, Launch, NodeConfig, TableSpec, ValueType};
+use caravan_kv::{
+    Apps, Cluster, ClusterConfig, Handles, Launch, NodeConfig, TableSpec, ValueType, Van,
+};
 use caravan_learn::data::{Examples, ReadAhead, Shard};
 use caravan_learn::sgd::{self, Sgd};
 use caravan_learn::trainer::{
@@ -175,6 +177,99 @@ fn steps_are_taken_before_the_file_has_ended() {
     assert_eq!(examples, [400, 400]);
     each_row_once_a_pass(&trained.unwrap(), 400, 2);
     cluster.shutdown().unwrap();
+}
+
+/// Pushes a row in each step, and reads none.
+struct Pushes {
+    rows: u64,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Wide {
+    files: Vec<PathBuf>,
+    width: u32,
+}
+
+/// What [`Pushes`] has pushed and servers have applied.
+static APPLIED: AtomicU64 = AtomicU64::new(0);
+
+impl Trainer for Pushes {
+    const NAME: &'static str = "pushes";
+    const READS: bool = false;
+    type Settings = Wide;
+    type Value = i64;
+
+    fn table(settings: &Wide) -> TableSpec {
+        TableSpec::new(1, "pushes", ValueType::I64, settings.width).handle("applied")
+    }
+
+    fn load(_: &Wide, _: &Part) -> Result<Self, String> {
+        Ok(Pushes { rows: 0 })
+    }
+
+    fn rows_of(settings: &Wide) -> Option<RowsOf<'_>> {
+        Some(RowsOf { files: &settings.files, step: 1 })
+    }
+
+    fn add_rows(&mut self, rows: &Examples) -> Result<(), String> {
+        self.rows += rows.rows() as u64;
+        Ok(())
+    }
+
+    fn steps(&self) -> u64 {
+        self.rows
+    }
+
+    fn keys(&self, _pass: u64, _step: u64) -> Vec<u64> {
+        vec![0]
+    }
+
+    fn step(&mut self, step: &mut Step<'_, i64>) {
+        step.update.fill(1);
+    }
+}
+
+/// Goal: while a worker waits for rows, its pushes go on to the servers, where other workers may
+/// wait for them. Method: a file, and a pipe whose writer waits until servers have applied a push
+/// for each row of the file; with short pushes, which leave at the next poll, and with long ones,
+/// which need leave of the server first.
+#[test]
+fn pushes_arrive_while_their_worker_waits_for_rows() {
+    let applied = |_: &TableSpec| {
+        |_: u64, _: &mut [i64], _: &[i64]| {
+            APPLIED.fetch_add(1, Ordering::Relaxed);
+        }
+    };
+    let handles = Handles::default().with_rule::<i64, _>("applied", applied);
+    let node = NodeConfig { van: Van::Tcp, ..NodeConfig::default() };
+    let config = ClusterConfig { node, ..ClusterConfig::default() };
+    for width in [1, 16 << 10] {
+        let apps = trainer::app::<Pushes>(Apps::default());
+        let launch = Launch::Threads(handles.clone(), apps);
+        let mut cluster = Cluster::launch(&config, launch).unwrap();
+        let folder = folder();
+        let file = write(folder.path(), "file", &text(0..2));
+        let pipe = folder.path().join("pipe");
+        assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        let to = pipe.clone();
+        APPLIED.store(0, Ordering::Relaxed);
+        let writer = std::thread::spawn(move || {
+            let mut to = std::fs::OpenOptions::new().write(true).open(to).unwrap();
+            let began = Instant::now();
+            let mut is_late = false;
+            while APPLIED.load(Ordering::Relaxed) < 2 && !is_late {
+                is_late = began.elapsed() > Duration::from_secs(20);
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            to.write_all(text(2..9).as_bytes()).unwrap();
+            assert!(!is_late, "pushes wait for rows");
+        });
+        let job = Job::new(Wide { files: vec![file, pipe], width });
+        train::<Pushes>(&mut cluster, &job, |_| {}).unwrap();
+        assert_eq!(APPLIED.load(Ordering::Relaxed), 9);
+        writer.join().unwrap();
+        cluster.shutdown().unwrap();
+    }
 }
 
 fn each_row_once_a_pass(trained: &Trained<i64>, rows: u64, passes: i64) {

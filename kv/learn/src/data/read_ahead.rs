@@ -1,14 +1,18 @@
 //! Reads files on a thread of its own while others train on what is there.
 
 use std::path::PathBuf;
-use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::sync::{Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
 
 use super::read::parse_block;
 use super::source::{Block, Blocks};
 use super::{Examples, Shard};
 use crate::{Error, Result};
+
+/// Time between two looks of a thread at what it has to do while it waits for a part.
+const NAP: Duration = Duration::from_millis(1);
 
 /// Parts of files that come while others are used. Any number of threads take them, each part goes
 /// to one. Dropping it ends the reading.
@@ -71,6 +75,28 @@ impl<T: Send + 'static> ReadAhead<T> {
     /// The next part, once it is there; `None` at the end of the files, and after an error.
     pub fn next(&self) -> Option<Result<T>> {
         self.parts.lock().unwrap_or_else(PoisonError::into_inner).recv().ok()
+    }
+
+    /// As [`ReadAhead::next`], for a thread that has other things to do while a part is not there.
+    /// `meanwhile` does them, once also if the part is there, so that in simulated time it does the
+    /// same in each run. It returns whether there will be more to do; if not, the thread sleeps
+    /// until the part is there.
+    ///
+    /// # Errors
+    /// That of `meanwhile`.
+    pub(crate) fn next_while<E>(
+        &self,
+        mut meanwhile: impl FnMut() -> std::result::Result<bool, E>,
+    ) -> std::result::Result<Option<Result<T>>, E> {
+        let parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
+        while meanwhile()? {
+            match parts.recv_timeout(NAP) {
+                Ok(part) => return Ok(Some(part)),
+                Err(RecvTimeoutError::Disconnected) => return Ok(None),
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+        }
+        Ok(parts.recv().ok())
     }
 }
 
@@ -276,6 +302,31 @@ mod tests {
         let bursts = (0..PARTS).map(|part| if part % 8 == 0 { 400 } else { 50 }).collect();
         let both = Clock::together(0, bursts, &all(100));
         assert!(10 * both > 11 * 100 * PARTS as u64, "{both}");
+    }
+
+    /// Goal: who waits for a part has done what it had to by then, and no more. Method: parts that
+    /// come when `meanwhile` has been called so often.
+    #[test]
+    fn who_waits_for_a_part_does_other_things_as_long_as_there_are_some() {
+        let (allow, allowed) = sync_channel(1);
+        let parts = (0..3).map(move |part| allowed.recv().map(|()| Ok(part)).unwrap());
+        let reader = ReadAhead::of(parts, 1).unwrap();
+        let wait = |calls_max: usize| {
+            let mut calls = 0;
+            let part = reader.next_while(|| {
+                calls += 1;
+                if calls == calls_max {
+                    allow.send(()).unwrap();
+                }
+                Ok::<bool, ()>(calls < calls_max)
+            });
+            (part.unwrap().map(Result::unwrap), calls)
+        };
+        assert_eq!(wait(1), (Some(0), 1));
+        assert_eq!(wait(5), (Some(1), 5));
+        assert_eq!(reader.next_while(|| Err::<bool, _>("lost")).unwrap_err(), "lost");
+        assert_eq!(wait(2), (Some(2), 2));
+        assert!(reader.next_while(|| Ok::<bool, ()>(true)).unwrap().is_none());
     }
 
     #[test]

@@ -110,6 +110,9 @@ pub(super) struct Given {
     read: ReadAhead<Piece>,
 }
 
+/// What a worker does while it waits for rows; returns whether there will be more to do.
+pub(super) type Meanwhile<'a> = dyn Fn(&mut WorkerNode) -> caravan_kv::Result<bool> + 'a;
+
 enum Piece {
     Rows(Examples),
     /// The end of a block.
@@ -146,16 +149,19 @@ impl Feed {
     }
 
     /// Gives the trainers of this worker their next rows, once they are there, or tells them of the
-    /// end; returns false at the end.
+    /// end; returns false at the end. While it waits it does `meanwhile`, as long as that returns
+    /// true.
     ///
     /// # Errors
-    /// The file, and the line if one is wrong; the driver, if it gives out no blocks.
+    /// The file, and the line if one is wrong; the driver, if it gives out no blocks; that of
+    /// `meanwhile`.
     pub(super) fn give<T: Trainer>(
         &mut self,
         node: &mut WorkerNode,
         trainers: &mut [T],
+        meanwhile: &Meanwhile<'_>,
     ) -> Result<bool, String> {
-        let Some(pieces) = self.next(node)? else {
+        let Some(pieces) = self.next(node, meanwhile)? else {
             trainers.iter_mut().try_for_each(T::end_rows)?;
             return Ok(false);
         };
@@ -166,11 +172,16 @@ impl Feed {
     }
 
     /// The next rows of each part of this worker, once they are there; `None` at the end.
-    fn next(&mut self, node: &mut WorkerNode) -> Result<Option<Vec<Examples>>, String> {
+    fn next(
+        &mut self,
+        node: &mut WorkerNode,
+        meanwhile: &Meanwhile<'_>,
+    ) -> Result<Option<Vec<Examples>>, String> {
         match self {
-            Feed::Given(given) => given.next(node),
+            Feed::Given(given) => given.next(node, meanwhile),
             Feed::Shards { read, rows, .. } => {
-                let pieces = read.next().transpose().map_err(|error| with_sources(&error))?;
+                let pieces = told(read.next_while(|| meanwhile(node)))?.transpose();
+                let pieces = told(pieces)?;
                 let all = pieces.iter().flatten().next().map_or(0, |it| it.rows_in_all_shards);
                 *rows += all;
                 Ok(pieces)
@@ -185,6 +196,10 @@ impl Feed {
     }
 }
 
+fn told<T>(outcome: Result<T, impl std::error::Error>) -> Result<T, String> {
+    outcome.map_err(|error| with_sources(&error))
+}
+
 /// The rows of a block as they come, and its end.
 fn pieces(block: Cut) -> impl Iterator<Item = crate::Result<Piece>> {
     let rows = block.rows().map(|rows| rows.map(Piece::Rows));
@@ -192,7 +207,11 @@ fn pieces(block: Cut) -> impl Iterator<Item = crate::Result<Piece>> {
 }
 
 impl Given {
-    fn next(&mut self, node: &mut WorkerNode) -> Result<Option<Vec<Examples>>, String> {
+    fn next(
+        &mut self,
+        node: &mut WorkerNode,
+        meanwhile: &Meanwhile<'_>,
+    ) -> Result<Option<Vec<Examples>>, String> {
         loop {
             self.ask(node)?;
             if self.reader.holds == 0 {
@@ -202,7 +221,8 @@ impl Given {
                 }
                 continue;
             }
-            match self.read.next().transpose().map_err(|error| with_sources(&error))? {
+            let piece = told(self.read.next_while(|| meanwhile(node)))?.transpose();
+            match told(piece)? {
                 Some(Piece::Rows(rows)) => return Ok(Some(vec![rows])),
                 Some(Piece::End) => self.reader.holds -= 1,
                 None => return Err("the thread that reads has ended".to_owned()),

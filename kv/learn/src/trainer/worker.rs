@@ -4,7 +4,8 @@ use std::collections::VecDeque;
 
 use caravan_kv::consistency::Model;
 use caravan_kv::error::with_sources;
-use caravan_kv::{Answer, App, Error, Table, TableSpec, Timestamp, WorkerNode};
+use caravan_kv::node::is_simulated;
+use caravan_kv::{Answer, App, Error, Table, TableSpec, Timestamp, Worker, WorkerNode};
 use caravan_van::Counters;
 use serde::{Deserialize, Serialize};
 
@@ -190,7 +191,7 @@ impl<T: Trainer> Training<T> {
         if reading == Reading::First
             && let Some(mut feed) = feed.take()
         {
-            while feed.give(node, &mut trainers)? {}
+            while feed.give(node, &mut trainers, &|_| Ok(false))? {}
         }
         let worker = &mut node.worker;
         let joined = worker.create_table(spec).and_then(|table| {
@@ -226,10 +227,12 @@ impl<T: Trainer> Training<T> {
     /// Whether a pass has this step. Reads on until that is known, and the rows of the step are
     /// there.
     fn has_step(&mut self, node: &mut WorkerNode, step: u64) -> caravan_kv::Result<bool> {
+        let pushed = &self.pushed;
+        let sends = |node: &mut WorkerNode| send_on(&mut node.worker, pushed);
         while let Some(feed) = &mut self.feed
             && self.trainers.iter().any(|trainer| trainer.steps() <= step)
         {
-            if feed.give(node, &mut self.trainers).map_err(Error::Config)? {
+            if feed.give(node, &mut self.trainers, &sends).map_err(Error::Config)? {
                 continue;
             }
             // All workers make as many steps as the one with the largest part.
@@ -350,6 +353,22 @@ impl<T: Trainer> Training<T> {
         }
         Ok(())
     }
+}
+
+/// Goes on with what is on the way to the servers, which a worker does only when it is called;
+/// returns whether some push has not been answered. In simulated time none is answered meanwhile:
+/// it stands still while a thread reads.
+fn send_on(worker: &mut Worker, pushed: &VecDeque<Timestamp>) -> caravan_kv::Result<bool> {
+    while worker.poll()? {}
+    if is_simulated() {
+        return Ok(false);
+    }
+    for timestamp in pushed {
+        if !worker.is_done(*timestamp)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Keys that were read, each once.
