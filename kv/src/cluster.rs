@@ -20,7 +20,7 @@ use crate::node::{
 };
 use crate::secret::SecretSource;
 use crate::server::Handles;
-use crate::worker::{Watch, Worker};
+use crate::worker::{News, Watch, Worker};
 
 /// How nodes are started.
 pub enum Launch {
@@ -377,8 +377,8 @@ impl Cluster {
     pub fn client(&self) -> Result<Worker> {
         let scheduler = Rc::downgrade(&self.scheduler);
         let watch = move || match scheduler.upgrade() {
-            Some(scheduler) => scheduler.borrow_mut().lost_servers(),
-            None => Ok(Vec::new()),
+            Some(scheduler) => scheduler.borrow_mut().news(),
+            None => Ok(News::default()),
         };
         let watch: Watch = Box::new(watch);
         let roster = self.scheduler.borrow().roster()?;

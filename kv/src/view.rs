@@ -8,13 +8,18 @@ use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
-/// The server threads of a cluster.
+/// The server threads of a cluster. Founders are those that were there when it was complete: tables
+/// are placed on them, and copies go along their ring. Threads that have joined since follow behind
+/// them, and have the shards that were moved there.
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct View {
-    /// Addresses of all threads, in their order.
+    /// Addresses of the founders, in their order.
     pub(crate) addresses: Vec<String>,
-    /// Threads of each server process.
+    /// Threads of each of their processes.
     pub(crate) threads: usize,
+    /// Number of threads that have joined since.
+    #[serde(default)]
+    pub(crate) joined: usize,
     pub(crate) lost: BTreeSet<usize>,
     /// Nodes of workers that are lost.
     #[serde(default)]
@@ -22,23 +27,24 @@ pub(crate) struct View {
 }
 
 impl View {
-    /// Number of server processes.
+    /// Number of founding server processes.
     pub(crate) fn processes(&self) -> usize {
         self.addresses.len() / self.threads.max(1)
     }
 
-    /// Checks a view that came from elsewhere, in a cluster of `count` server threads.
+    /// Checks a view that came from elsewhere, in a cluster that `count` server threads founded.
     pub(crate) fn check(&self, count: usize) -> Result<(), String> {
-        let View { addresses, threads, lost, .. } = self;
+        let View { addresses, threads, joined, lost, .. } = self;
         if addresses.len() != count {
             return Err(format!("a view of {} server threads, not of {count}", addresses.len()));
         }
         if *threads == 0 || !count.is_multiple_of(*threads) {
             return Err(format!("a view of {count} server threads, {threads} in each process"));
         }
+        let all = count.saturating_add(*joined);
         match lost.last() {
-            Some(last) if *last >= count => {
-                Err(format!("server thread {last} cannot be lost: there are {count}"))
+            Some(last) if *last >= all => {
+                Err(format!("server thread {last} cannot be lost: there are {all}"))
             }
             _ => Ok(()),
         }
@@ -46,12 +52,14 @@ impl View {
 
     /// Adds what another view has; returns whether this one did not have all of it.
     pub(crate) fn join(&mut self, other: &View) -> bool {
-        let size = |view: &View| (view.addresses.len(), view.lost.len(), view.workers.len());
+        let size =
+            |view: &View| (view.addresses.len(), view.joined, view.lost.len(), view.workers.len());
         let before = size(self);
         if other.addresses.len() > self.addresses.len() {
             self.addresses.clone_from(&other.addresses);
             self.threads = other.threads;
         }
+        self.joined = self.joined.max(other.joined);
         self.lost.extend(&other.lost);
         self.workers.extend(&other.workers);
         before != size(self)
@@ -93,7 +101,7 @@ mod tests {
     fn view(threads: usize, processes: usize, lost: &[usize]) -> View {
         let addresses = (0..threads * processes).map(|at| format!("sim:{at}")).collect();
         let lost = lost.iter().copied().collect();
-        View { addresses, threads, lost, workers: BTreeSet::from([9]) }
+        View { addresses, threads, joined: 0, lost, workers: BTreeSet::from([9]) }
     }
 
     fn chain(view: &View, first: usize, replicas: u32) -> Vec<usize> {
@@ -109,6 +117,8 @@ mod tests {
         assert_eq!(chain(&view(2, 3, &[]), 0, 9), [0, 2, 4]);
         assert_eq!(chain(&view(1, 2, &[0, 1]), 0, 1), [] as [usize; 0]);
         assert_eq!(chain(&View::default(), 0, 1), [] as [usize; 0]);
+        let joined = View { joined: 3, ..view(1, 4, &[]) };
+        assert_eq!(chain(&joined, 3, 2), [3, 0, 1], "whoever joins later is in no chain");
     }
 
     #[test]
@@ -133,6 +143,7 @@ mod tests {
         assert_eq!(view(2, 3, &[0, 5]).check(6), Ok(()));
         assert!(view(1, 4, &[]).check(6).unwrap_err().contains("of 4 server threads, not of 6"));
         assert!(view(1, 6, &[6]).check(6).unwrap_err().contains("thread 6 cannot be lost"));
+        assert_eq!(View { joined: 1, ..view(1, 6, &[6]) }.check(6), Ok(()));
         for threads in [0, 4, usize::MAX] {
             let view = View { threads, ..view(1, 6, &[]) };
             assert!(view.check(6).unwrap_err().contains(&format!("{threads} in each process")));
@@ -150,5 +161,7 @@ mod tests {
         assert!(one.join(&View { workers: BTreeSet::from([8]), ..View::default() }));
         assert!(one.workers.iter().eq(&[8, 9]));
         assert!(!one.join(&views[0]) && one.lost.len() == 2);
+        assert!(one.join(&View { joined: 2, ..View::default() }));
+        assert!(!one.join(&View { joined: 1, ..View::default() }) && one.joined == 2);
     }
 }

@@ -7,6 +7,7 @@
 mod answer;
 mod checkpoint;
 mod clocks;
+mod joining;
 mod lanes;
 mod moving;
 mod recovery;
@@ -29,7 +30,7 @@ use self::request::{Payload, Request};
 pub use self::table::Table;
 use self::table::TableState;
 use self::waiting::{Awaited, Silence};
-pub(crate) use self::waiting::{Waits, Watch};
+pub(crate) use self::waiting::{News, Waits, Watch};
 use crate::config::REQUEST_TIMEOUT;
 use crate::cost::Cost;
 use crate::error::{Error, Result};
@@ -46,10 +47,29 @@ pub struct ServerAddress {
     pub address: String,
 }
 
+/// The server threads that a worker knows at first.
+pub(crate) struct Servers<'a> {
+    /// All of them, the founders first.
+    pub(crate) all: &'a [ServerAddress],
+    /// Those that were there when the cluster was complete: tables are placed on them.
+    pub(crate) founders: usize,
+    /// Threads of each founding process.
+    pub(crate) threads: usize,
+}
+
+impl Servers<'_> {
+    /// Of a cluster that only these have founded, with one thread each.
+    pub(crate) fn founding(all: &[ServerAddress]) -> Servers<'_> {
+        Servers { all, founders: all.len(), threads: 1 }
+    }
+}
+
 /// One node's client of all servers.
 pub struct Worker {
     endpoint: Endpoint,
     servers: Vec<Server>,
+    /// How many of them have founded the cluster.
+    founders: usize,
     /// Index of the server by peer number.
     by_peer: Vec<Option<usize>>,
     tables: Vec<TableState>,
@@ -79,7 +99,8 @@ impl Worker {
     /// # Errors
     /// [`Error::Config`] without servers.
     pub fn new(endpoint: Endpoint, servers: &[ServerAddress], timeout: Duration) -> Result<Worker> {
-        Self::watched(endpoint, (servers, 1), timeout, Waits::up_to(REQUEST_TIMEOUT))
+        let servers = Servers::founding(servers);
+        Self::watched(endpoint, &servers, timeout, Waits::up_to(REQUEST_TIMEOUT))
     }
 
     /// As [`Worker::new`], and connects to all server threads at once.
@@ -96,35 +117,41 @@ impl Worker {
         Ok(worker)
     }
 
-    /// As [`Worker::new`], of servers with this many threads each; `waits` decides when this worker
-    /// stops waiting.
+    /// As [`Worker::new`]; `waits` decides when this worker stops waiting.
     ///
     /// # Errors
     /// As [`Worker::new`]; what `waits` says of lost nodes.
     pub(crate) fn watched(
         endpoint: Endpoint,
-        (servers, threads): (&[ServerAddress], usize),
+        servers: &Servers<'_>,
         timeout: Duration,
         waits: Waits,
     ) -> Result<Worker> {
-        if servers.is_empty() {
+        let Servers { all, founders, threads } = *servers;
+        let Some(founding) = all.get(..founders).filter(|founding| !founding.is_empty()) else {
             return Err(Error::Config(
                 "a worker needs at least one server to connect to".to_owned(),
             ));
-        }
-        let addresses = servers.iter().map(|at| at.address.clone()).collect();
+        };
+        let addresses = founding.iter().map(|at| at.address.clone()).collect();
         let mut recovery = Recovery::of(addresses, threads);
         let mut waits = waits;
         waits.opening_max = timeout;
-        recovery.view.lost.extend(waits.look()?);
-        recovery.view.check(servers.len()).map_err(Error::Config)?;
+        let News { lost, joined } = waits.look()?;
+        let known = all[founders..].iter();
+        let new = joined.iter().skip(known.len());
+        let further: Vec<&ServerAddress> = known.chain(new).collect();
+        further.iter().for_each(|_| recovery.enter_joined());
+        recovery.view.lost.extend(lost);
+        recovery.view.check(founders).map_err(Error::Config)?;
         let lost = |index: &usize| recovery.view.lost.contains(index);
         let why = |index: usize| lost(&index).then(|| "it counts as lost".to_owned());
-        let servers = servers.iter().enumerate();
+        let servers = founding.iter().chain(further).enumerate();
         let servers = servers.map(|(index, at)| Server::new(at.clone(), why(index))).collect();
         Ok(Worker {
             endpoint,
             servers,
+            founders,
             by_peer: Vec::new(),
             tables: Vec::new(),
             tracker: Tracker::default(),
@@ -148,12 +175,14 @@ impl Worker {
         (0..self.servers.len()).filter(|server| !lost.contains(server)).collect()
     }
 
-    /// Number of server threads.
+    /// Number of server threads on which tables are placed: those that were there when the cluster
+    /// was complete.
     pub fn servers(&self) -> usize {
-        self.servers.len()
+        self.founders
     }
 
-    /// All server threads with their addresses, in order of key ranges.
+    /// All server threads with their addresses: first those on which tables are placed, in order of
+    /// key ranges, then those that have joined since, as far as this worker has heard.
     pub fn server_addresses(&self) -> impl Iterator<Item = &ServerAddress> {
         self.servers.iter().map(|server| &server.at)
     }

@@ -199,8 +199,10 @@ fn each_loss_is_told_once() {
     let mut guest = Lane::open(&scheduler, &config.node, node(GUEST, None)).unwrap();
     assert_eq!(guest.ask(&json!({ "Begin": { "job": "watches" } })), Heard::Answer(Value::Null));
     let losses = |known: usize| json!({ "Watch": { "known": known } });
-    let told =
-        |lost: &[u64]| Heard::Answer(json!({ "fatal": null, "servers": lost, "cancelled": null }));
+    let told = |lost: &[u64]| {
+        let news = json!({ "fatal": null, "servers": lost, "joined": [], "cancelled": null });
+        Heard::Answer(news)
+    };
     let mut worker = lanes.remove(6);
     let mut stays = lanes.remove(1);
     // Not in the order of their ranks.

@@ -3,6 +3,8 @@
 //! a transport of that van; else, and where a node has several ports for it, every node has one of
 //! several ([`caravan_van::MIXED`]).
 
+use std::collections::BTreeSet;
+
 use caravan_van::{Transport, Wait};
 use serde::{Deserialize, Serialize};
 
@@ -121,6 +123,41 @@ pub(crate) fn choose(nodes: &[Chooser<'_>]) -> (Option<Choice>, Vec<String>) {
     });
     let vans = vans.collect();
     (Some(Choice { vans, is_mixed, pairs }), passed_over)
+}
+
+/// The vans of a server that joins a cluster whose nodes have chosen theirs, and its entry for
+/// them.
+///
+/// # Errors
+/// Why none of its vans works for the others.
+pub(crate) fn choose_further(
+    offered: &[Candidate],
+    taken: &[Candidate],
+) -> Result<(Vec<Van>, Candidate), String> {
+    let working = || offered.iter().filter(|candidate| candidate.threads.is_ok());
+    if taken.iter().any(|one| one.van == Van::Mixed) {
+        let node = Chooser { name: String::new(), is_server: true, candidates: offered };
+        let vans = vans_of(&node, |_| true);
+        return match working().any(|one| carrier(one.van) == SOCKETS) {
+            true => Ok(([vec![Van::Mixed], vans.clone()].concat(), joined(offered, &vans))),
+            false => Err("it has no van for sockets, which lanes to all nodes can take".to_owned()),
+        };
+    }
+    let suits = |own: &&Candidate| {
+        let meets =
+            |other: &Candidate| carrier(other.van) == carrier(own.van) && other.host == own.host;
+        own.ports == 1 && taken.iter().all(meets)
+    };
+    let mut suiting: Vec<&Candidate> = working().filter(suits).collect();
+    suiting.sort_by_key(|candidate| rank(candidate.van));
+    match suiting.first() {
+        Some(entry) => Ok((vec![entry.van], (*entry).clone())),
+        None => {
+            let names: BTreeSet<_> = taken.iter().map(|one| one.van.to_string()).collect();
+            let names = Vec::from_iter(names).join(" and ");
+            Err(format!("the cluster's nodes meet over {names}, which does not work for it there"))
+        }
+    }
 }
 
 /// The carrier of sockets.
@@ -301,6 +338,23 @@ mod tests {
         let tcp = [works(Van::Tcp)];
         assert_eq!(chosen(&[&tcp, &tcp]), (Some(vec![Van::Tcp; 2]), vec![]));
         assert_eq!(chosen(&[&all]), (Some(vec![VANS[0]]), vec![]), "a server alone");
+    }
+
+    #[test]
+    fn a_further_server_takes_a_van_that_all_others_meet() {
+        let all = VANS.map(works);
+        let chosen = |offered: &[Candidate], taken: &[Candidate]| {
+            choose_further(offered, taken).map(|(vans, entry)| (vans, entry.van))
+        };
+        assert_eq!(chosen(&all, &[works(Van::Tcp)]), Ok((vec![Van::Uring], Van::Uring)));
+        assert_eq!(chosen(&all[3..], &[works(Van::Uring)]), Ok((vec![Van::Tcp], Van::Tcp)));
+        let mixed = chosen(&all, &[works(Van::Mixed)]).unwrap();
+        assert_eq!((mixed.0[0], mixed.1), (Van::Mixed, Van::Mixed));
+        let elsewhere = Candidate { host: Some("other".to_owned()), ..works(Van::Shm) };
+        let error = chosen(&all, &[elsewhere]).unwrap_err();
+        assert!(error.contains("meet over shm, which does not work"), "{error}");
+        let error = chosen(&[works(Van::Shm)], &[works(Van::Mixed)]).unwrap_err();
+        assert!(error.contains("no van for sockets"), "{error}");
     }
 
     #[test]

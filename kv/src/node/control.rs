@@ -226,6 +226,9 @@ pub(crate) struct Join {
     pub(crate) host: String,
     /// Whether it will send heartbeats: it counts as lost without them.
     pub(crate) beats: bool,
+    /// Whether it is a server beside those of a cluster that is complete, and not one of these.
+    #[serde(default)]
+    pub(crate) is_further: bool,
     /// The vans it can use.
     pub(crate) vans: Vec<Candidate>,
 }
@@ -250,13 +253,15 @@ impl From<Loss> for Error {
     }
 }
 
-/// Who is lost so far, and not needed to go on.
+/// What has become of the cluster since it was complete.
 #[derive(Debug, Default)]
-pub(crate) struct Gone {
-    /// Server threads, by their place among all.
-    pub(crate) servers: Vec<usize>,
-    /// Nodes of workers, by their ids in messages.
+pub(crate) struct Changes {
+    /// Server threads that are lost and not needed to go on, by their place among all.
+    pub(crate) lost: Vec<usize>,
+    /// Nodes of lost workers, by their ids in messages.
     pub(crate) workers: Vec<u32>,
+    /// Server threads that have joined since the cluster was complete, in their order.
+    pub(crate) joined: Vec<ServerAddress>,
 }
 
 /// The scheduler's request to a node; of [`Order::Letters`] alone, to a driver.
@@ -276,6 +281,8 @@ pub(crate) enum Order {
     Lost(Loss),
     /// These server threads are lost as well, and the others go on without them. Answered at once.
     LostServers(Vec<usize>),
+    /// These server threads have joined, behind those of which it was told. Answered at once.
+    JoinedServers(Vec<ServerAddress>),
     /// These nodes of workers are lost so far; to servers alone. Answered at once.
     LostWorkers(Vec<u32>),
     /// The job is over.
@@ -326,8 +333,12 @@ pub(crate) enum Command {
     /// What concerns other nodes.
     Post(Post),
     /// Answered with [`Losses`] when a loss has ended the cluster, or more server threads are lost
-    /// than the `known` first ones.
-    Watch { known: usize },
+    /// than the `known` first ones, or more have joined than the `joined` first ones.
+    Watch {
+        known: usize,
+        #[serde(default)]
+        joined: usize,
+    },
     /// Answered at once with the [`Loss`] of a node, if any was lost.
     Check,
     /// Answered at once with a list of [`NodeState`](super::vitals::NodeState). A driver needs no
@@ -346,6 +357,9 @@ pub(crate) struct Losses {
     /// Server threads that are lost beside those that the driver knows, in the order of their
     /// losses.
     pub(crate) servers: Vec<usize>,
+    /// Server threads that have joined beside those that the driver knows, in their order.
+    #[serde(default)]
+    pub(crate) joined: Vec<ServerAddress>,
     /// This driver's job, if it was cancelled.
     #[serde(default)]
     pub(crate) cancelled: Option<String>,
@@ -441,8 +455,11 @@ pub struct Roster {
     /// If it is a mixed one, the vans that it is made of, fastest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub vans: Vec<Van>,
-    /// All server threads, in order of key ranges.
+    /// All server threads: first the founders, in order of key ranges, then those that have joined
+    /// since.
     pub servers: Vec<ServerAddress>,
+    /// How many of them were there when the cluster was complete.
+    pub founders: usize,
     /// Threads of each server, which are side by side among them; 1 if servers differ.
     pub threads: usize,
     /// Index of this server's first thread among them; 0 for workers.

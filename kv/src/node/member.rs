@@ -4,13 +4,14 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use super::control::{
-    Ask, Failure, Gone, Join, Letter, Loss, Order, Report, Role, Roster, Step, Submitted, Target,
-    is_within,
+    Ask, Changes, Failure, Join, Letter, Loss, Order, Report, Role, Roster, Step, Submitted,
+    Target, is_within,
 };
 use super::desk::{AtDesk, Desk};
 use super::lane::{Heard, SchedulerLane};
 use crate::config::NodeConfig;
 use crate::error::{Error, Result};
+use crate::worker::News;
 
 /// Longest sleep while waiting.
 const NAP: Duration = Duration::from_millis(100);
@@ -70,7 +71,7 @@ pub struct Member {
     ended: bool,
     /// Another node that was lost.
     lost: Option<Loss>,
-    gone: Gone,
+    changes: Changes,
 }
 
 impl Member {
@@ -87,6 +88,7 @@ impl Member {
             van: config.van,
             vans: Vec::new(),
             servers: Vec::new(),
+            founders: 0,
             threads: 1,
             first_thread: 0,
             workers: 0,
@@ -105,7 +107,7 @@ impl Member {
             answer: None,
             ended: false,
             lost: None,
-            gone: Gone::default(),
+            changes: Changes::default(),
         };
         let join = Ask::Join(join);
         let roster = member.ask(&join, config.join_timeout, "joining the cluster: other nodes")?;
@@ -119,13 +121,13 @@ impl Member {
     }
 
     /// Waits for the next task; `None` when the job is over, or when `goes_on` returns false
-    /// because this node cannot go on. It is told who is lost so far.
+    /// because this node cannot go on. It is told who is lost or has joined so far.
     ///
     /// # Errors
     /// [`Error::NodeLost`] if the scheduler is gone.
     pub(crate) fn next_task(
         &mut self,
-        mut goes_on: impl FnMut(&Gone) -> bool,
+        mut goes_on: impl FnMut(&Changes) -> bool,
     ) -> Result<Option<Task>> {
         loop {
             self.poll()?;
@@ -139,7 +141,7 @@ impl Member {
                 }
                 continue;
             }
-            if self.ended || !goes_on(&self.gone) {
+            if self.ended || !goes_on(&self.changes) {
                 return Ok(None);
             }
             self.lane.wait(NAP)?;
@@ -215,13 +217,14 @@ impl Member {
         }
     }
 
-    /// As [`Member::check`]; returns the server threads that are lost so far.
+    /// As [`Member::check`]; returns the server threads that are lost or have joined so far.
     ///
     /// # Errors
     /// As [`Member::check`].
-    pub(crate) fn lost_servers(&mut self) -> Result<Vec<usize>> {
+    pub(crate) fn news(&mut self) -> Result<News> {
         self.check()?;
-        Ok(self.gone.servers.clone())
+        let Changes { lost, joined, .. } = &self.changes;
+        Ok(News { lost: lost.clone(), joined: joined.clone() })
     }
 
     /// Sends a request to the scheduler and waits for the answer.
@@ -298,11 +301,15 @@ impl Member {
             }
             Heard::Order { number, order: Order::LostServers(lost) } => {
                 self.lane.answer(number, &())?;
-                self.gone.servers.extend(lost);
+                self.changes.lost.extend(lost);
+            }
+            Heard::Order { number, order: Order::JoinedServers(joined) } => {
+                self.lane.answer(number, &())?;
+                self.changes.joined.extend(joined);
             }
             Heard::Order { number, order: Order::LostWorkers(lost) } => {
                 self.lane.answer(number, &())?;
-                self.gone.workers = lost;
+                self.changes.workers = lost;
             }
             Heard::Order { order: Order::Lost(loss), .. } => self.lost = Some(loss),
             Heard::Order { order: Order::End, .. } => self.ended = true,

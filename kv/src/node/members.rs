@@ -9,6 +9,7 @@ use caravan_van::PeerId;
 use caravan_van::wire::Hello;
 
 use super::backend::Van;
+use super::choice::Candidate;
 use super::control::{Join, Loss, Role};
 use super::group::{Group, NodeName, Recipients};
 use super::paces::{Change, Paces};
@@ -74,8 +75,14 @@ pub(crate) enum Violation {
     Answer(#[from] Error),
 }
 
+/// Ids of servers that join a cluster which is complete begin here: those of the others, and of
+/// drivers from outside, are counted from 1 on.
+const FIRST_FURTHER: u32 = 1 << 24;
+
 /// A node with a seat.
 pub(crate) struct Member {
+    /// Its id in messages, once all have joined.
+    node: u32,
     /// Its lane, while it is not lost.
     pub(crate) peer: PeerId,
     /// Timestamp of its request to join.
@@ -120,7 +127,10 @@ enum Used {
 
 /// All members and lanes.
 pub(crate) struct Members {
+    /// Rises by 1 for each server that joins when all others have.
     sizes: [(Role, usize); 2],
+    /// Servers of the complete cluster, without those that have joined since.
+    founders: usize,
     /// Workers that may be lost while the others go on.
     losses_max: usize,
     /// Servers that may.
@@ -143,6 +153,7 @@ impl Members {
     pub(crate) fn new(config: &ClusterConfig, now: Duration) -> Members {
         Members {
             sizes: [(Role::Server, config.servers), (Role::Worker, config.workers)],
+            founders: config.servers,
             losses_max: config.node.losses_max,
             server_losses_max: config.node.server_losses_max,
             heartbeat: config.node.heartbeat,
@@ -197,14 +208,22 @@ impl Members {
             return Err(Violation::SecondJoin(seat));
         }
         let Lane { role, rank, incarnation, .. } = *lane;
-        let Some(seat) = self.free_seat(role, rank) else {
-            let wish = rank.map_or(String::new(), |rank| format!(" {rank}"));
-            let size = self.size(role);
-            let why = format!("no place for {role}{wish}: this cluster has {size} {role}s");
-            return Ok(Err(Error::Config(why)));
+        let is_further = join.is_further && self.complete;
+        let seat = match is_further {
+            true => self.further_seat(role, rank),
+            false => self.free_seat(role, rank),
         };
+        let Some(seat) = seat else {
+            return Ok(Err(Error::Config(self.no_place(role, rank))));
+        };
+        if is_further {
+            self.sizes.iter_mut().filter(|it| it.0 == role).for_each(|it| it.1 += 1);
+        }
+        let further = seat.rank.saturating_sub(self.founders) as u32;
+        let node = if is_further { FIRST_FURTHER + further } else { 0 };
         let seen = self.listened;
         let member = Member {
+            node,
             peer,
             joined_as,
             join,
@@ -225,6 +244,23 @@ impl Members {
         let mut ranks = wish.map_or(0..size, |rank| rank..size.min(rank.saturating_add(1)));
         let rank = ranks.find(|&rank| !self.seats.contains_key(&Seat { role, rank }))?;
         Some(Seat { role, rank })
+    }
+
+    /// The seat behind those of all other servers.
+    fn further_seat(&self, role: Role, wish: Option<usize>) -> Option<Seat> {
+        let rank = self.size(Role::Server);
+        let is_it = role == Role::Server && wish.is_none_or(|wish| wish == rank);
+        is_it.then_some(Seat { role, rank })
+    }
+
+    fn no_place(&self, role: Role, wish: Option<usize>) -> String {
+        let wish = wish.map_or(String::new(), |rank| format!(" {rank}"));
+        let size = self.size(role);
+        let remedy = match role == Role::Server && self.complete {
+            true => "; one more joins with --join, and without a rank",
+            false => "",
+        };
+        format!("no place for {role}{wish}: this cluster has {size} {role}s{remedy}")
     }
 
     /// Records a heartbeat of the member that a lane has proved to be, and what it tells.
@@ -293,8 +329,8 @@ impl Members {
     pub(crate) fn complete(&mut self, mut each: impl FnMut(&mut Member)) {
         self.complete = true;
         let seen = self.listened;
-        self.seats.values_mut().for_each(|member| {
-            member.seen = seen;
+        (1..).zip(self.seats.values_mut()).for_each(|(node, member)| {
+            (member.node, member.seen) = (node, seen);
             each(member);
         });
     }
@@ -446,9 +482,19 @@ impl Members {
         }
     }
 
-    /// Threads of each server; 1 if servers differ.
+    /// The servers of the cluster when it was complete.
+    fn founders(&self) -> impl Iterator<Item = (Seat, &Member)> {
+        self.iter().filter(|(seat, _)| seat.role == Role::Server && seat.rank < self.founders)
+    }
+
+    /// Threads of these servers.
+    pub(crate) fn founding_threads(&self) -> usize {
+        self.founders().map(|(_, member)| member.threads().len()).sum()
+    }
+
+    /// Threads of each of these servers; 1 if they differ.
     pub(crate) fn threads_of_each(&self) -> usize {
-        let servers = self.iter().filter(|(seat, _)| seat.role == Role::Server);
+        let servers = self.founders();
         let mut counts: Vec<_> = servers.map(|(_, member)| member.threads().len()).collect();
         counts.dedup();
         if let [count] = counts[..] { count } else { 1 }
@@ -469,9 +515,16 @@ impl Members {
         nodes.map(|(node, ..)| node).collect()
     }
 
+    /// Takes the vans of a server that has joined when all others had.
+    pub(crate) fn equip(&mut self, seat: Seat, vans: Vec<Van>, entry: Candidate) {
+        if let Some(member) = self.seats.get_mut(&seat) {
+            (member.vans, member.join.vans) = (vans, vec![entry]);
+        }
+    }
+
     /// All members with their ids in messages.
     pub(crate) fn nodes(&self) -> impl Iterator<Item = (u32, Seat, &Member)> {
-        (1..).zip(self.iter()).map(|(node, (seat, member))| (node, seat, member))
+        self.iter().map(|(seat, member)| (member.node, seat, member))
     }
 
     /// Compares the iterations of the workers that run something, about once a heartbeat. Logs

@@ -13,7 +13,7 @@ use caravan_van::{Endpoint, Gauge, Identity, VanConfig};
 use super::backend::{self, Van, incarnation, is_simulated};
 use super::barriers::Party;
 use super::choice::{self, Candidate};
-use super::control::{Gone, Join, Role, Roster, Step, Target, identity, is_within, within};
+use super::control::{Changes, Join, Role, Roster, Step, Target, identity, is_within, within};
 use super::desk::{Answered, AtDesk, Desk, RequestId, Responder, Responders};
 use super::group::{Group, Recipients};
 use super::heartbeat;
@@ -27,7 +27,7 @@ use crate::history;
 use crate::secret::SecretSource;
 use crate::server::{Handles, ServerThread};
 use crate::view::View;
-use crate::worker::{ServerAddress, Waits, Watch, Worker};
+use crate::worker::{ServerAddress, Servers, Waits, Watch, Worker};
 
 /// Runs tasks that the scheduler sends to workers under its name.
 pub trait App {
@@ -237,7 +237,7 @@ pub fn run_worker(
     }
     let member = Rc::new(RefCell::new(member));
     let watched = member.clone();
-    let watch: Watch = Box::new(move || watched.borrow_mut().lost_servers());
+    let watch: Watch = Box::new(move || watched.borrow_mut().news());
     let mut worker = watched_client(&config, &roster, Some(watch))?;
     worker.show_by(gauge);
     let Roster { rank, workers, .. } = roster;
@@ -294,7 +294,7 @@ fn ranked(config: &NodeConfig, roster: &Roster) -> NodeConfig {
 fn join_request(vans: Vec<Candidate>, beats: bool) -> Join {
     let name = || rustix::system::uname().nodename().to_string_lossy().into_owned();
     let host = if is_simulated() { String::new() } else { name() };
-    Join { pid: std::process::id(), host, beats, vans }
+    Join { pid: std::process::id(), host, beats, is_further: false, vans }
 }
 
 /// The vans that a node without server threads can use. It opens the chosen ones later, when it
@@ -313,7 +313,7 @@ pub(super) fn without_threads(config: &NodeConfig) -> Result<Vec<Candidate>> {
 pub fn client(config: &NodeConfig, node: u32, servers: &[ServerAddress]) -> Result<Worker> {
     let identity = Identity { role: Role::Worker.number(), ..config.identity };
     let waits = Waits::up_to(config.request_timeout);
-    client_of(&NodeConfig { identity, ..config.clone() }, node, (servers, 1), waits)
+    client_of(&NodeConfig { identity, ..config.clone() }, node, &Servers::founding(servers), waits)
 }
 
 /// As [`client`], of the cluster of a roster, with a watch for lost nodes during its waits.
@@ -327,7 +327,8 @@ pub(crate) fn watched_client(
         Some(watch) => waits.watching(watch, config.heartbeat),
         None => waits,
     };
-    client_of(config, roster.node, (&roster.servers, roster.threads), waits)
+    let Roster { ref servers, founders, threads, .. } = *roster;
+    client_of(config, roster.node, &Servers { all: servers, founders, threads }, waits)
 }
 
 /// Clients that this process has made.
@@ -336,7 +337,7 @@ static CLIENTS: AtomicU32 = AtomicU32::new(0);
 fn client_of(
     config: &NodeConfig,
     node: u32,
-    (servers, threads): (&[ServerAddress], usize),
+    servers: &Servers<'_>,
     waits: Waits,
 ) -> Result<Worker> {
     // Its timestamps begin anew: servers must not take them for another client's of this process.
@@ -347,7 +348,7 @@ fn client_of(
     let opened = backend::open_joined(config, &van)?;
     let transport = messages::watched(opened, config, (&role, node), 0)?;
     let endpoint = Endpoint::new(transport, node, config.credits);
-    Worker::watched(endpoint, (servers, threads), config.join_timeout, waits)
+    Worker::watched(endpoint, servers, config.join_timeout, waits)
 }
 
 /// Joins as a server with `threads` threads and serves until the job is over.
@@ -358,6 +359,41 @@ fn client_of(
 pub fn run_server(
     config: &NodeConfig,
     rank: Option<usize>,
+    threads: usize,
+    handles: &Handles,
+    own_process: bool,
+) -> Result<()> {
+    serve(config, (Coming::Founds, rank), threads, handles, own_process)
+}
+
+/// Joins a cluster that is complete, beside its servers, and serves until the job is over. Tables
+/// are not placed on its threads; shards are moved there ([`Worker::move_shard`],
+/// [`Worker::rebalance`]). Its threads follow those of all other servers.
+///
+/// # Errors
+/// As [`run_server`]; [`Error::NodeLost`] says why the scheduler refused it: the cluster is not
+/// complete, or has ended, or none of the vans here works for all its nodes.
+pub fn join_server(
+    config: &NodeConfig,
+    threads: usize,
+    handles: &Handles,
+    own_process: bool,
+) -> Result<()> {
+    serve(config, (Coming::Follows, None), threads, handles, own_process)
+}
+
+/// When a server joins.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Coming {
+    /// Before the cluster is complete.
+    Founds,
+    /// Afterwards.
+    Follows,
+}
+
+fn serve(
+    config: &NodeConfig,
+    (coming, rank): (Coming, Option<usize>),
     threads: usize,
     handles: &Handles,
     own_process: bool,
@@ -400,7 +436,7 @@ pub fn run_server(
         let thread = NodeThread::start(&format!("serve {index}"), serve)?;
         started.push(Started { thread, vans, place: say_place, view: say_view, gauge });
     }
-    let mut outcome = serve_until_end(config, &started, handles, own_process);
+    let mut outcome = serve_until_end(config, coming, &started, handles, own_process);
     stop.store(true, Ordering::Relaxed);
     for Started { thread, vans, place, view, .. } in started {
         drop((vans, place, view));
@@ -441,7 +477,7 @@ struct Place {
     /// See [`Roster::vans`].
     vans: Vec<Van>,
     node: u32,
-    /// Its index among all server threads, and their number.
+    /// Its index among all server threads, and the number of those that have founded the cluster.
     index: usize,
     count: usize,
 }
@@ -450,6 +486,7 @@ struct Place {
 /// its error.
 fn serve_until_end(
     config: &NodeConfig,
+    coming: Coming,
     started: &[Started],
     handles: &Handles,
     own_process: bool,
@@ -459,7 +496,8 @@ fn serve_until_end(
         return Ok(()); // a thread ended before it listened
     };
     let beats = heartbeat::has_own(own_process);
-    let join = join_request(choice::of_all(&vans), beats);
+    let is_further = coming == Coming::Follows;
+    let join = Join { is_further, ..join_request(choice::of_all(&vans), beats) };
     let mut member = Member::join(config, Role::Server, join, handles.responders().desk())?;
     let roster = member.roster().clone();
     if beats {
@@ -472,15 +510,18 @@ fn serve_until_end(
             vans: roster.vans.clone(),
             node: roster.node,
             index: roster.first_thread + index,
-            count: roster.servers.len(),
+            count: roster.founders,
         });
     }
-    let addresses = roster.servers.iter().map(|server| server.address.clone()).collect();
-    let mut view = View { addresses, threads: roster.threads, ..View::default() };
-    let mut go_on = |gone: &Gone| {
-        let Gone { servers, workers } = gone;
-        let (lost, workers) = (servers.iter().copied(), workers.iter().copied());
-        let known = View { lost: lost.collect(), workers: workers.collect(), ..View::default() };
+    let founders = roster.servers.iter().take(roster.founders);
+    let addresses = founders.map(|server| server.address.clone()).collect();
+    let joined = roster.servers.len() - roster.founders;
+    let mut view = View { addresses, threads: roster.threads, joined, ..View::default() };
+    let mut go_on = |changes: &Changes| {
+        let Changes { lost, workers, joined } = changes;
+        let (lost, workers) = (lost.iter().copied(), workers.iter().copied());
+        let (lost, workers, joined) = (lost.collect(), workers.collect(), joined.len());
+        let known = View { lost, workers, joined, ..View::default() };
         if view.join(&known) {
             started.iter().for_each(|it| drop(it.view.send(view.clone())));
         }

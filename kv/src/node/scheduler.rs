@@ -32,7 +32,7 @@ use super::thread::NodeThread;
 use crate::config::{ClusterConfig, NodeConfig};
 use crate::error::{Error, Result};
 use crate::node::Van;
-use crate::worker::ServerAddress;
+use crate::worker::{News, ServerAddress};
 
 /// Longest sleep while waiting: how often a caller of [`Scheduler::gather`] checks its children.
 const NAP: Duration = Duration::from_millis(20);
@@ -217,7 +217,7 @@ impl Scheduler {
 
     /// Asks to be told of losses.
     fn watching(mut self) -> Result<Scheduler> {
-        self.watch = self.lane.ask(&Command::Watch { known: 0 })?;
+        self.watch = self.lane.ask(&Command::Watch { known: 0, joined: 0 })?;
         Ok(self)
     }
 
@@ -273,7 +273,8 @@ impl Scheduler {
         }
     }
 
-    /// All server threads, in order of key ranges; empty before [`Scheduler::gather`] has returned.
+    /// All server threads of the roster, in its order; empty before [`Scheduler::gather`] has
+    /// returned.
     pub fn servers(&self) -> Vec<ServerAddress> {
         self.roster.as_ref().map_or_else(Vec::new, |roster| roster.servers.clone())
     }
@@ -404,12 +405,13 @@ impl Scheduler {
     fn enter(&mut self, heard: Heard) -> Result<()> {
         match heard {
             Heard::Answer { to, body } if to == self.watch => {
-                let Losses { fatal, servers, cancelled } = serde_json::from_slice(&body)?;
+                let Losses { fatal, servers, joined, cancelled } = serde_json::from_slice(&body)?;
                 self.losses.servers.extend(servers);
+                self.losses.joined.extend(joined);
                 self.losses = Losses { fatal, cancelled, ..std::mem::take(&mut self.losses) };
                 if self.losses.fatal.is_none() && self.losses.cancelled.is_none() {
-                    let known = self.losses.servers.len();
-                    self.watch = self.lane.ask(&Command::Watch { known })?;
+                    let (known, joined) = (self.losses.servers.len(), self.losses.joined.len());
+                    self.watch = self.lane.ask(&Command::Watch { known, joined })?;
                 }
             }
             Heard::Answer { to, body } if Some(to) == self.gathering => {
@@ -450,13 +452,14 @@ impl Scheduler {
         cancelled.map_or(Ok(()), |job| Err(Error::Cancelled { job }))
     }
 
-    /// As [`Scheduler::glance`]; returns the server threads that are lost so far.
+    /// As [`Scheduler::glance`]; returns the server threads that are lost or have joined so far.
     ///
     /// # Errors
     /// As [`Scheduler::check_members`].
-    pub(crate) fn lost_servers(&mut self) -> Result<Vec<usize>> {
+    pub(crate) fn news(&mut self) -> Result<News> {
         self.glance()?;
-        Ok(self.losses.servers.clone())
+        let Losses { servers, joined, .. } = &self.losses;
+        Ok(News { lost: servers.clone(), joined: joined.clone() })
     }
 
     /// Checks that all members are alive.

@@ -46,7 +46,8 @@ use crate::table::TableSpec;
 pub(super) struct Tables {
     /// This thread's place among all server threads.
     index: usize,
-    /// Number of all server threads.
+    /// Number of the server threads that have founded the cluster; those that have joined since
+    /// have places behind them.
     count: usize,
     handles: Handles,
     /// Opens the histories of tables with a model, if they are recorded.

@@ -28,7 +28,8 @@ pub struct ServerThread {
 }
 
 impl ServerThread {
-    /// Thread `index` of `count` in the whole cluster, which serves over `endpoint`.
+    /// Thread `index` of the whole cluster, on `count` of whose threads tables are placed, which
+    /// serves over `endpoint`. Of a thread that joins later the index is `count` or more.
     pub fn new(endpoint: Endpoint, index: usize, count: usize, handles: Handles) -> Self {
         ServerThread { service: ShardService::new(endpoint, index, count, handles) }
     }

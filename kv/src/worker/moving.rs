@@ -7,6 +7,9 @@
 //! which they were made, and new ones behind them. The same goes for an owner that a worker hears of
 //! as it joins a table again.
 //!
+//! A request may name a new owner that has joined the cluster and of which this worker has not
+//! heard. It is kept until the scheduler has told of that one (`worker/joining.rs`).
+//!
 //! Path: **worker** > slicer > filter > message > codec > endpoint > transport.
 
 use std::collections::VecDeque;
@@ -31,15 +34,17 @@ pub(super) struct Moves {
     returned: VecDeque<Returned>,
     /// Shards whose former owners have not answered a mark.
     settling: Vec<Settling>,
+    /// Requests that came back for server threads which are not known yet.
+    pub(super) early: Vec<Returned>,
 }
 
-struct Returned {
+pub(super) struct Returned {
     /// The worker's index of the table.
     table: usize,
     shard: usize,
-    /// The server that has to answer it.
-    server: usize,
-    message: Message,
+    /// The server that has to answer it; of an early one, that which has sent it.
+    pub(super) server: usize,
+    pub(super) message: Message,
 }
 
 struct Settling {
@@ -57,13 +62,14 @@ impl Moves {
     /// Whether new requests to a shard may have to wait.
     #[inline]
     pub(super) fn concern(&self, table: usize, shard: usize) -> bool {
-        self.settling.iter().any(|it| (it.table, it.shard) == (table, shard))
+        self.is_settling(table, shard)
             || self.returned.iter().any(|it| (it.table, it.shard) == (table, shard))
     }
 
     /// Whether requests to a shard may still come back.
     fn is_settling(&self, table: usize, shard: usize) -> bool {
         self.settling.iter().any(|it| (it.table, it.shard) == (table, shard))
+            || self.early.iter().any(|it| (it.table, it.shard) == (table, shard))
     }
 }
 
@@ -115,6 +121,14 @@ impl Worker {
         let table = self.tables.iter().position(|known| known.number == message.table());
         let shard = table.and_then(|table| self.tables[table].map.find(begin));
         let back = SentBack::read(message.values());
+        let is_early = back.is_some_and(|(head, _)| head.server as usize >= self.servers.len());
+        if let (Some(table), Some(shard), true) = (table, shard, is_early)
+            && self.waits.is_watched()
+        {
+            self.recovery.is_due = true;
+            self.tables[table].route.close();
+            return self.moves.early.push(Returned { table, shard, server, message });
+        }
         let back = back.filter(|(head, _)| (head.server as usize) < self.servers.len());
         if let (Some(table), Some(shard), Some((head, _))) = (table, shard, back) {
             let map = &mut self.tables[table].map;

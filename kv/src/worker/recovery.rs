@@ -18,7 +18,7 @@ use caravan_van::wire::{Coding, Kind};
 use caravan_van::{Draft, KeyRange, Shared, Values};
 
 use super::lanes::{NOBODY, Server};
-use super::waiting::{Awaited, Silence};
+use super::waiting::{Awaited, News, Silence};
 use super::{Table, Worker};
 use crate::error::Result;
 use crate::map::Placed;
@@ -81,12 +81,19 @@ impl Kept {
 }
 
 impl Recovery {
-    /// For this many servers, with this many threads of each process.
+    /// For these founding server threads, so many in each process.
     pub(super) fn of(addresses: Vec<String>, threads: usize) -> Recovery {
         let told = vec![false; addresses.len()];
         let retry_at = vec![Duration::ZERO; addresses.len()];
         let view = View { addresses, threads, ..View::default() };
         Recovery { told, retry_at, view, ..Recovery::default() }
+    }
+
+    /// Enters that another server thread has joined.
+    pub(super) fn enter_joined(&mut self) {
+        self.told.push(false);
+        self.retry_at.push(Duration::ZERO);
+        self.view.joined += 1;
     }
 
     /// Keeps a part until it is answered.
@@ -176,7 +183,9 @@ impl Worker {
         watch: impl FnMut() -> Result<Vec<usize>> + 'static,
         nap: Duration,
     ) {
-        self.waits.watch_by(Box::new(watch), nap);
+        let mut watch = watch;
+        let news = move || Ok(News { lost: watch()?, joined: Vec::new() });
+        self.waits.watch_by(Box::new(news), nap);
     }
 
     /// Enters that a server thread is lost for good.
@@ -258,7 +267,7 @@ impl Worker {
                 waits.insert(server);
             }
         }
-        self.recovery.is_due |= !waits.is_empty();
+        self.recovery.is_due |= !waits.is_empty() || !self.moves.early.is_empty();
         Ok(is_busy)
     }
 

@@ -11,9 +11,17 @@ use crate::tracker::Timestamp;
 /// A wait logs a warning each time this has passed.
 const WARN_AFTER: Duration = Duration::from_secs(10);
 
-/// Runs now and then while no answer comes; returns the server threads that are lost so far. An
-/// error ends the wait.
-pub(crate) type Watch = Box<dyn FnMut() -> Result<Vec<usize>>>;
+/// What has become of the server threads since the cluster was complete.
+#[derive(Debug, Default)]
+pub(crate) struct News {
+    /// Those that are lost so far.
+    pub(crate) lost: Vec<usize>,
+    /// Those that have joined so far, in their order.
+    pub(crate) joined: Vec<ServerAddress>,
+}
+
+/// Runs now and then while no answer comes; returns the news so far. An error ends the wait.
+pub(crate) type Watch = Box<dyn FnMut() -> Result<News>>;
 
 /// Longest sleep while waiting: a waiting worker checks its watch at least this often.
 const NAP: Duration = Duration::from_millis(100);
@@ -58,9 +66,9 @@ impl Waits {
         self.watch.is_some()
     }
 
-    /// Asks the watch which server threads are lost so far.
-    pub(super) fn look(&mut self) -> Result<Vec<usize>> {
-        let looked = self.watch.as_mut().map_or(Ok(Vec::new()), |watch| watch());
+    /// Asks the watch which server threads are lost or have joined so far.
+    pub(super) fn look(&mut self) -> Result<News> {
+        let looked = self.watch.as_mut().map_or_else(|| Ok(News::default()), |watch| watch());
         self.is_failing = looked.is_err();
         looked
     }
@@ -147,9 +155,11 @@ impl Worker {
         Ok(())
     }
 
-    /// Fails if a node that this process watches is lost, and the others cannot go on.
+    /// Fails if a node that this process watches is lost, and the others cannot go on. Enters which
+    /// server threads are lost or have joined.
     pub(super) fn check_lost_nodes(&mut self) -> Result<()> {
-        let lost = self.waits.look()?;
+        let News { lost, joined } = self.waits.look()?;
+        self.enter_joined(&joined);
         lost.into_iter().for_each(|server| self.lose_server(server));
         Ok(())
     }

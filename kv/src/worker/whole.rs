@@ -45,7 +45,7 @@ impl Worker {
     /// Has the first server number a table and the owners of its shards create it, unless they
     /// have; returns its place here.
     fn create_at_owners(&mut self, spec: &TableSpec, range: KeyRange, text: &str) -> Result<usize> {
-        let map = spec.placement.map(range, self.servers.len())?;
+        let map = spec.placement.map(range, self.founders)?;
         let first = self.first()?;
         let created: Created = self.ask_first(RequestKind::Create, text.as_bytes())?;
         let number = created.number;
@@ -88,7 +88,7 @@ impl Worker {
         let mut told = told;
         let mut next = owners;
         let mut claims = Vec::new();
-        while let Some(others) = self.untold(&mut told, next) {
+        while let Some(others) = self.untold(&mut told, next)? {
             let asked = self.tell(&others, RequestKind::Create, number, &numbered)?;
             let answered = self.wait(asked).map_err(|error| match error {
                 Error::TableDropped { .. } => Error::TableDropped { table: spec.name.clone() },
@@ -108,7 +108,7 @@ impl Worker {
     pub(super) fn follow_shards(&mut self, table: Table) -> Result<()> {
         let TableState { spec, map, .. } = self.known(table)?;
         let (spec, mut owners) = (spec.clone(), map.owners());
-        owners.extend(spec.placement.map(spec.range()?, self.servers.len())?.owners());
+        owners.extend(spec.placement.map(spec.range()?, self.founders)?.owners());
         let text = serde_json::to_string(&spec)?;
         let numbered = Numbered { table: text, dropped: Vec::new(), is_complete: false };
         let claims = self.create_along(&spec, (table.1, &numbered), BTreeSet::new(), owners)?;
@@ -118,23 +118,31 @@ impl Worker {
         Ok(())
     }
 
-    /// The server threads that have to know of a table: the owners of its shards; or all, if any of
-    /// them may have to serve copies, or to number tables after a loss.
+    /// The server threads that have to know of a table: the owners of its shards; or all founders,
+    /// if any of them may have to serve copies, or to number tables after a loss.
     fn holders(&self, spec: &TableSpec, map: &Map) -> BTreeSet<usize> {
         match spec.replicas > 0 || self.waits.spares {
-            true => (0..self.servers.len()).collect(),
+            true => (0..self.founders).collect(),
             false => map.owners(),
         }
     }
 
     /// Those of `next` that live and were not told, which are now; `None` if there are none.
-    fn untold(&self, told: &mut BTreeSet<usize>, next: BTreeSet<usize>) -> Option<Vec<usize>> {
+    ///
+    /// # Errors
+    /// As [`Worker::wait_until_known`].
+    fn untold(
+        &mut self,
+        told: &mut BTreeSet<usize>,
+        next: BTreeSet<usize>,
+    ) -> Result<Option<Vec<usize>>> {
+        self.wait_until_known(&next)?;
         let lives = |server: &usize| {
             *server < self.servers.len() && !self.recovery.view.lost.contains(server)
         };
         let next: Vec<usize> =
             next.into_iter().filter(lives).filter(|it| told.insert(*it)).collect();
-        (!next.is_empty()).then_some(next)
+        Ok((!next.is_empty()).then_some(next))
     }
 
     /// Gives a new table a place; returns it.
@@ -243,7 +251,7 @@ impl Worker {
         spec: &TableSpec,
         owners: &BTreeSet<usize>,
     ) -> Result<()> {
-        let map = spec.placement.map(spec.range()?, self.servers.len())?;
+        let map = spec.placement.map(spec.range()?, self.founders)?;
         self.ask_survivors(|worker| worker.drop_along(number, spec, &map, owners))
     }
 
@@ -261,7 +269,7 @@ impl Worker {
         let kind = RequestKind::Drop;
         let mut is_first_told = false;
         loop {
-            let servers = match self.untold(&mut told, std::mem::take(&mut next)) {
+            let servers = match self.untold(&mut told, std::mem::take(&mut next))? {
                 Some(servers) => servers,
                 None if std::mem::replace(&mut is_first_told, true) => return Ok(()),
                 None => vec![first],
@@ -348,9 +356,11 @@ impl Worker {
         self.read_reply(first, kind, replies.first().map_or(&[], Vec::as_slice))
     }
 
-    /// The first server thread that is not lost.
+    /// The first server thread that is not lost. It is a founder: those that join later do not know
+    /// all tables.
     fn first(&self) -> Result<usize> {
-        self.living().first().copied().ok_or_else(|| self.servers[0].error())
+        let first = self.living().first().copied().filter(|first| *first < self.founders);
+        first.ok_or_else(|| self.servers[0].error())
     }
 
     /// Reads a server's reply.

@@ -54,8 +54,8 @@ impl Driver {
 
     /// Answers it if it watches for losses.
     fn answer_watch(&mut self, plane: &mut Plane, peer: PeerId) {
-        let Some(Watch { timestamp, known }) = self.watches.take() else { return };
-        let losses = Losses { cancelled: self.cancelled.clone(), ..plane.losses(known) };
+        let Some(Watch { timestamp, known, joined }) = self.watches.take() else { return };
+        let losses = Losses { cancelled: self.cancelled.clone(), ..plane.losses(known, joined) };
         plane.tell(peer, timestamp, &losses);
     }
 }
@@ -65,6 +65,8 @@ pub(super) struct Watch {
     pub(super) timestamp: u64,
     /// How many lost server threads it knows.
     pub(super) known: usize,
+    /// How many of those that have joined.
+    pub(super) joined: usize,
 }
 
 /// A driver that waits for all nodes.
@@ -184,8 +186,8 @@ impl Jobs {
             Command::Jobs => plane.tell(peer, timestamp, &self.status()),
             Command::Cancel { job } => self.cancel(plane, peer, timestamp, job.clone()),
             _ if driver.cancelled.is_none() => return false,
-            &Command::Watch { known } => {
-                driver.watches = Some(Watch { timestamp, known });
+            &Command::Watch { known, joined } => {
+                driver.watches = Some(Watch { timestamp, known, joined });
                 driver.answer_watch(plane, peer);
             }
             _ => plane.refuse(peer, timestamp, CANCELLED),

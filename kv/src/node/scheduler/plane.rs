@@ -9,6 +9,7 @@ use serde::Serialize;
 use super::super::control::{self, LAST, Loss, Losses, Order, Role};
 use super::super::group::NodeName;
 use super::super::members::{Members, Seat};
+use crate::worker::ServerAddress;
 
 /// The control plane, seen from its middle.
 pub(super) struct Plane {
@@ -22,12 +23,21 @@ pub(super) struct Plane {
     pub(super) lost: Option<Loss>,
     /// The server threads that are lost, in the order of their losses.
     lost_threads: Vec<usize>,
-    /// How many of them each member has been told; it knows of none at first.
-    told: BTreeMap<Seat, usize>,
+    /// The server threads that have joined since the cluster was complete, in their order.
+    joined_threads: Vec<ServerAddress>,
+    /// How many of both each member has been told; it knows of none at first.
+    told: BTreeMap<Seat, Told>,
     /// Whether any member may not have been told of all.
     tells: bool,
     /// Servers that have not been told of the last lost worker.
     unheard: BTreeSet<Seat>,
+}
+
+/// Of how many server threads a member has been told.
+#[derive(Default)]
+struct Told {
+    joined: usize,
+    lost: usize,
 }
 
 impl Plane {
@@ -39,6 +49,7 @@ impl Plane {
             guests: BTreeMap::new(),
             lost: None,
             lost_threads: Vec::new(),
+            joined_threads: Vec::new(),
             told: BTreeMap::new(),
             tells: false,
             unheard: BTreeSet::new(),
@@ -92,24 +103,41 @@ impl Plane {
         self.tells = true;
     }
 
-    /// Tells each member of the lost server threads of which it was not told, as soon as its lane
-    /// has room.
+    /// Enters the threads of a server that has joined.
+    pub(super) fn enter_joined_threads(&mut self, threads: impl Iterator<Item = ServerAddress>) {
+        self.joined_threads.extend(threads);
+        self.tells = true;
+    }
+
+    /// Tells each member of the server threads that have joined or are lost and of which it was not
+    /// told, as soon as its lane has room.
     pub(super) fn tell_untold(&mut self, number: impl FnOnce() -> u64) {
         if !std::mem::take(&mut self.tells) {
             return;
         }
-        let Plane { told, lost_threads, members, endpoint, tells, .. } = self;
+        let Plane { told, lost_threads, joined_threads, members, endpoint, tells, .. } = self;
         let number = number();
         // One that is lost itself hears nothing.
         for seat in members.live_seats() {
             let Some(lane) = members.lane(seat) else { continue };
             let told = told.entry(seat).or_default();
-            let Some(new @ [_, ..]) = lost_threads.get(*told..) else { continue };
-            let order = Order::LostServers(new.to_vec());
-            let has_room = endpoint.lanes.credits(lane) > LAST;
-            match has_room && control::ask(endpoint, lane, number, &order).is_ok() {
-                true => *told = lost_threads.len(),
-                false => *tells = true,
+            let mut tell = |order: &Order| {
+                let has_room = endpoint.lanes.credits(lane) > LAST;
+                let is_told = has_room && control::ask(endpoint, lane, number, order).is_ok();
+                *tells |= !is_told;
+                is_told
+            };
+            // First: a loss may be that of a thread that has joined.
+            if let Some(new @ [_, ..]) = joined_threads.get(told.joined..)
+                && tell(&Order::JoinedServers(new.to_vec()))
+            {
+                told.joined = joined_threads.len();
+            }
+            if let Some(new @ [_, ..]) = lost_threads.get(told.lost..)
+                && told.joined == joined_threads.len()
+                && tell(&Order::LostServers(new.to_vec()))
+            {
+                told.lost = lost_threads.len();
             }
         }
     }
@@ -135,9 +163,11 @@ impl Plane {
         });
     }
 
-    /// What a driver that watches hears, which knows of the `known` first lost server threads.
-    pub(super) fn losses(&self, known: usize) -> Losses {
+    /// What a driver that watches hears, which knows of the `known` first lost server threads, and
+    /// of the `joined` first of those that have joined.
+    pub(super) fn losses(&self, known: usize, joined: usize) -> Losses {
         let servers = self.lost_threads.get(known..).unwrap_or_default().to_vec();
-        Losses { fatal: self.lost.clone(), servers, cancelled: None }
+        let joined = self.joined_threads.get(joined..).unwrap_or_default().to_vec();
+        Losses { fatal: self.lost.clone(), servers, joined, cancelled: None }
     }
 }

@@ -21,7 +21,7 @@ use super::super::control::{
 };
 use super::super::group::NodeName;
 use super::super::lane::control_config;
-use super::super::members::{Members, Seat, Violation, describe};
+use super::super::members::{Member, Members, Seat, Violation, describe};
 use super::jobs::{Gathers, Jobs, Submission, Watch};
 use super::plane::Plane;
 use super::posts::Posts;
@@ -336,10 +336,11 @@ impl Service {
             }
             Command::Wait { task } => jobs.wait(plane, peer, (timestamp, task)),
             Command::First { tasks } => jobs.wait_first(plane, peer, (timestamp, tasks)),
-            Command::Watch { known } => {
-                driver.watches = Some(Watch { timestamp, known });
-                let losses = plane.losses(known);
-                if losses.fatal.is_some() || !losses.servers.is_empty() {
+            Command::Watch { known, joined } => {
+                driver.watches = Some(Watch { timestamp, known, joined });
+                let losses = plane.losses(known, joined);
+                let is_news = !losses.servers.is_empty() || !losses.joined.is_empty();
+                if losses.fatal.is_some() || is_news {
                     driver.watches = None;
                     plane.tell(peer, timestamp, &losses);
                 }
@@ -412,10 +413,25 @@ impl Service {
     /// Admits a node; the last one triggers the choice of vans and its announcement.
     fn join(&mut self, peer: PeerId, timestamp: u64, join: Join) -> Result<(), Violation> {
         let pid = join.pid;
-        if let Err(error) = self.plane.members.join(peer, timestamp, join)? {
-            let why = error.to_string();
-            tracing::warn!(why, pid, "refusing a node");
-            return Ok(control::refuse(&mut self.plane.endpoint, peer, timestamp, &why)?);
+        let further = join.is_further.then(|| self.choose_further(&join.vans)).transpose();
+        let seated = match &further {
+            Err(why) => Err(why.clone()),
+            Ok(_) => {
+                let seated = self.plane.members.join(peer, timestamp, join)?;
+                seated.map_err(|error| error.to_string())
+            }
+        };
+        let seat = match seated {
+            Ok(seat) => seat,
+            Err(why) => {
+                tracing::warn!(why, pid, "refusing a node");
+                return Ok(control::refuse(&mut self.plane.endpoint, peer, timestamp, &why)?);
+            }
+        };
+        if let Ok(Some((vans, entry))) = further {
+            self.plane.members.equip(seat, vans, entry);
+            self.welcome(seat);
+            return Ok(());
         }
         if self.plane.members.all_are_in() && self.chosen.is_none() {
             self.chosen = Some(self.choose_vans());
@@ -423,6 +439,53 @@ impl Service {
             self.gathered();
         }
         Ok(())
+    }
+
+    /// The vans of a server that wants to join the others, and its entry for them.
+    ///
+    /// # Errors
+    /// Why it cannot join now, or none of its vans works for all.
+    fn choose_further(&self, offered: &[Candidate]) -> Result<(Vec<Van>, Candidate), String> {
+        if self.ended.is_some() || self.plane.lost.is_some() {
+            return Err("the cluster has ended".to_owned());
+        }
+        if !matches!(self.chosen, Some(Ok(_))) {
+            let missing = self.plane.members.missing();
+            return Err(format!(
+                "the cluster is not complete, it waits for {missing}: start this server without \
+                 --join to be one of them, or later"
+            ));
+        }
+        let members = self.plane.members.iter().map(|(_, member)| member);
+        let taken: Vec<Candidate> = members.flat_map(|it| it.join.vans.clone()).collect();
+        choice::choose_further(offered, &taken)
+    }
+
+    /// Tells a server that has joined the others where it is, and them of its threads.
+    fn welcome(&mut self, seat: Seat) {
+        let Some(Ok(vans)) = &self.chosen else { return };
+        let shared = self.roster(vans);
+        let Some((node, _, member)) = self.plane.members.nodes().find(|(_, it, _)| *it == seat)
+        else {
+            return;
+        };
+        let [van, vans @ ..] = &member.vans[..] else { return };
+        let threads = member.threads().len();
+        let first_thread = shared.servers.len() - threads;
+        let beside = |it: &(Seat, &Member)| {
+            it.0.role == Role::Server && it.0 != seat && it.1.join.host == member.join.host
+        };
+        let turn = self.plane.members.iter().filter(beside).count() as u32;
+        let (peer, joined_as, rank) = (member.peer, member.joined_as, seat.rank);
+        let (van, vans) = (*van, vans.to_vec());
+        let new = shared.servers[first_thread..].to_vec();
+        let roster = Roster { node, rank, van, vans, first_thread, turn, ..shared };
+        tracing::info!(node = %seat, threads, "joined the others");
+        let Service { plane, jobs, .. } = self;
+        plane.tell(peer, joined_as, &roster);
+        plane.enter_joined_threads(new.into_iter());
+        plane.tell_untold(|| jobs.tasks.next_number());
+        jobs.answer_watches(plane);
     }
 
     /// Chooses the vans of all nodes; others are forgotten. Returns those of drivers.
@@ -467,6 +530,7 @@ impl Service {
             van: vans.first().copied().unwrap_or(Van::Auto),
             vans: vans.get(1..).unwrap_or_default().to_vec(),
             servers: self.servers(),
+            founders: self.plane.members.founding_threads(),
             threads: self.plane.members.threads_of_each(),
             first_thread: 0,
             workers: self.config.workers,
@@ -475,7 +539,7 @@ impl Service {
         }
     }
 
-    /// All server threads, in order of key ranges.
+    /// All server threads, those that have joined when all others had behind them.
     fn servers(&self) -> Vec<ServerAddress> {
         let servers = self.plane.members.iter().filter(|(seat, _)| seat.role == Role::Server);
         let threads = servers.flat_map(|(seat, member)| {

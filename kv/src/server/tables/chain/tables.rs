@@ -307,9 +307,10 @@ impl Tables {
         std::mem::take(&mut self.chains.broken)
     }
 
-    /// Whether this thread numbers the tables: it is the first that is not lost.
+    /// Whether this thread numbers the tables: it is the first founder that is not lost.
     pub(in crate::server::tables) fn gives_numbers(&self) -> bool {
-        (0..self.index).all(|thread| self.chains.view.lost.contains(&thread))
+        let is_founder = self.index < self.count;
+        is_founder && (0..self.index).all(|thread| self.chains.view.lost.contains(&thread))
     }
 
     /// Checks that there are servers, and room on their lanes, for the copies of a table.

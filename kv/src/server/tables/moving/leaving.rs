@@ -147,13 +147,14 @@ impl Tables {
         let (table, range) = (message.table(), message.range());
         let destination: Destination =
             serde_json::from_slice(message.values()).map_err(|error| error.to_string())?;
-        let (index, count) = (self.index, self.count);
+        let (index, count) = (self.index, self.count + self.chains.view.joined);
         let owes = self.owed.owes(table);
         let entry = self.find(table, range.begin())?;
         if destination.server == index {
             return Ok(false);
         }
-        if destination.server >= count {
+        // Who has heard of a thread that has joined knows its address, and tells this one.
+        if destination.server >= count && destination.address.is_empty() {
             let server = destination.server;
             let reason = format!("there is no server thread {server}, only {count} from 0 on");
             return Err(reason.into());

@@ -1,0 +1,54 @@
+//! What a worker does when servers join a cluster that runs.
+//!
+//! The scheduler tells of their threads, in one order for all. The worker enters them behind those
+//! that it knows, and opens lanes to them when it needs them. A shard may be there before the
+//! worker has heard of its owner: servers do not wait for the workers.
+//!
+//! Path: **worker** > slicer > filter > message > codec > endpoint > transport.
+
+use std::collections::BTreeSet;
+
+use super::lanes::Server;
+use super::moving::Returned;
+use super::waiting::{Awaited, Silence};
+use super::{ServerAddress, Worker};
+use crate::error::Result;
+
+impl Worker {
+    /// Enters all server threads that have joined so far, and takes requests that came back for
+    /// them before.
+    pub(super) fn enter_joined(&mut self, joined: &[ServerAddress]) {
+        let known = self.servers.len() - self.founders;
+        let new = joined.get(known..).unwrap_or_default();
+        if new.is_empty() {
+            return;
+        }
+        for at in new {
+            self.servers.push(Server::new(at.clone(), None));
+            self.recovery.enter_joined();
+        }
+        for Returned { server, message, .. } in std::mem::take(&mut self.moves.early) {
+            self.take_back(server, message);
+        }
+        self.recovery.is_due |= self.recovery.is_on;
+    }
+
+    /// Waits until this worker has heard of all these server threads, of which servers speak. One
+    /// that nobody tells about the cluster hears of no more than it knows.
+    ///
+    /// # Errors
+    /// As [`Worker::wait`](super::Worker::wait) for a lost node, and for one that is silent.
+    pub(super) fn wait_until_known(&mut self, named: &BTreeSet<usize>) -> Result<()> {
+        let mut silence = Silence::default();
+        while named.last().is_some_and(|last| *last >= self.servers.len())
+            && self.waits.is_watched()
+        {
+            self.recovery.is_due = true;
+            match self.poll()? {
+                true => silence.began = None,
+                false => self.nap(&mut silence, Awaited::Room(0))?,
+            }
+        }
+        Ok(())
+    }
+}
