@@ -2,7 +2,7 @@
 //! tasks and tables of its nodes, its roles.
 
 use anyhow::{Context, Result, bail};
-use caravan_kv::node::{Scheduler, run_server, run_worker};
+use caravan_kv::node::{Scheduler, join_server, run_server, run_worker};
 use caravan_kv::{
     Apps, Cluster, ClusterConfig, Error, Handles, JobRole, Launch, NodeConfig, Target, Van, Worker,
 };
@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::cli::ending::Usage;
 use crate::cli::values::name;
-use crate::cli::{Common, Role, VanChoice, WorkerRole};
+use crate::cli::{Common, Role, ServerRole, VanChoice, WorkerRole};
 use crate::measure::consistency::worker::Iterates;
 use crate::measure::crowd::Crowded;
 use crate::measure::fabric::worker::Links;
@@ -176,9 +176,14 @@ pub(crate) fn schedule(common: &Common, role: &Role) -> Result<()> {
 }
 
 /// Runs a server until the job is over.
-pub(crate) fn serve(common: &Common, role: &Role) -> Result<()> {
-    let config = joined(common, role)?;
-    run_server(&config.node, config.node.rank, config.threads, &handles(), true).map_err(as_usage)
+pub(crate) fn serve(common: &Common, args: &ServerRole) -> Result<()> {
+    let config = joined(common, &args.role)?;
+    let (node, threads) = (&config.node, config.threads);
+    let served = match args.join {
+        true => join_server(node, threads, &handles(), true),
+        false => run_server(node, node.rank, threads, &handles(), true),
+    };
+    served.map_err(as_usage)
 }
 
 /// Runs a worker until the job is over.

@@ -112,7 +112,7 @@ fn run(cli: &Cli) -> Result<()> {
         Command::Doctor(args) => doctor::run(&cli.common, args),
         Command::Launch(args) => launch::run(&cli.common, args),
         Command::Agent(args) => launch::agent::run(args.through),
-        Command::Server(role) => cluster::serve(&cli.common, role),
+        Command::Server(args) => cluster::serve(&cli.common, args),
         Command::Worker(args) => cluster::work(&cli.common, args),
         Command::Floor(args) => answer(&cli.common, args),
         Command::Generate(command) => generate::run(&cli.common, command),

@@ -195,7 +195,7 @@ pub(crate) enum Command {
     /// Runs the scheduler of a cluster
     Scheduler(Role),
     /// Runs one server of a cluster
-    Server(Role),
+    Server(ServerRole),
     /// Runs one worker of a cluster
     Worker(WorkerRole),
     /// Lists the vans that work on this machine, with a reason and a remedy for each that does not,
@@ -361,6 +361,17 @@ pub(crate) struct Role {
     pub(crate) rank: Option<usize>,
 }
 
+/// A server, and when it comes.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct ServerRole {
+    #[command(flatten)]
+    pub(crate) role: Role,
+    /// Joins a cluster that is complete, beside its servers: tables that are there, or come later,
+    /// give it shards by `caravan rebalance`
+    #[arg(long, conflicts_with = "rank")]
+    pub(crate) join: bool,
+}
+
 /// A worker, and what it may read.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct WorkerRole {
@@ -410,6 +421,7 @@ mod tests {
             "caravan generate clicks out --rows 10 --format keys",
             "caravan scheduler --host 0.0.0.0",
             "caravan server --scheduler host:7000 --threads 4",
+            "caravan server --scheduler host:7000 --join",
             "caravan worker --rank 0 --job beef",
             "caravan launch --workers 2 --servers 2 -- caravan bench latency --van tcp",
             "caravan launch --hostfile nodes.txt -- ./train --lr 0.1",
@@ -538,6 +550,9 @@ mod tests {
             "caravan worker --job xyz",
             "caravan worker --scheduler nonsense",
             "caravan server --data-root /data",
+            "caravan server --join --rank 3",
+            "caravan worker --join",
+            "caravan scheduler --join",
             "caravan server --scheduler host:99999",
             "caravan train dbpg --data a",
             "caravan train dbpg --data a --lambda -1",

@@ -32,7 +32,7 @@ use self::hosts::{Host, expand_slurm, read_file};
 use self::job::Plan;
 use self::place::{Place, Seat, Surroundings, own_address_towards};
 use crate::cli::ending::Usage;
-use crate::cli::{BenchCommand, Cli, Command, Common, LaunchArgs, Role, WorkerRole};
+use crate::cli::{BenchCommand, Cli, Command, Common, LaunchArgs, ServerRole, WorkerRole};
 use crate::cluster;
 use crate::floor::Beside;
 
@@ -56,7 +56,7 @@ pub(crate) fn instead(cli: &Cli) -> Result<Option<()>> {
             // Ranks are not known here if the scheduler gives them.
             let is_first = config.rank.unwrap_or(0) == 0;
             let _beside = (is_first && has_floor(&cli.command)).then(|| Beside::start(&config));
-            cluster::serve(common, &Role::default()).map(Some)
+            cluster::serve(common, &ServerRole::default()).map(Some)
         }
         Some(JobRole::Worker) => cluster::work(common, &WorkerRole::default()).map(Some),
         None if names_hosts => {
