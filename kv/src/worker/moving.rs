@@ -4,8 +4,8 @@
 //! (`server/tables/moving.rs`). Nothing is kept here for that. Requests of one worker to one shard
 //! stay in order: whoever sent one back, and whoever had the shard before, is asked for a mark,
 //! behind which nothing more comes back. Then those that came back are sent again, in the order in
-//! which they were made, and new ones behind them. The same goes for an owner that a worker hears of
-//! as it joins a table again.
+//! which they were made, and new ones behind them. The same goes for an owner that a worker hears
+//! of as it joins a table again.
 //!
 //! A request may name a new owner that has joined the cluster and of which this worker has not
 //! heard. It is kept until the scheduler has told of that one (`worker/joining.rs`).
