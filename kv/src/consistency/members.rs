@@ -116,6 +116,18 @@ impl Members {
         self.find_slowest()
     }
 
+    /// `worker` is as it is in `others`: its clock may fall, and it may take part again or no
+    /// longer.
+    pub(crate) fn take_from(&mut self, others: &Members, worker: u32) {
+        match (self.position(worker), others.clock(worker)) {
+            (Ok(at), Some(clock)) => self.clocks[at].clock = clock,
+            (Ok(at), None) => drop(self.clocks.remove(at)),
+            (Err(at), Some(clock)) => self.clocks.insert(at, Member { worker, clock }),
+            (Err(_), None) => {}
+        }
+        self.find_slowest();
+    }
+
     /// Returns whether the slowest clock rose.
     fn find_slowest(&mut self) -> bool {
         let before = self.slowest;
@@ -149,5 +161,25 @@ mod tests {
             members.leave(worker);
         }
         assert_eq!(members.slowest(), u64::MAX, "nobody waits for those who left");
+    }
+
+    #[test]
+    fn one_worker_is_taken_from_other_members() {
+        let mut settled = Members::new(2);
+        settled.join(3, 1);
+        settled.join(7, 1);
+        let mut ahead = settled.clone();
+        ahead.advance(3, 4);
+        assert!(ahead.leave(7));
+        assert_eq!(ahead.slowest(), 4);
+        ahead.take_from(&settled, 7);
+        assert_eq!((ahead.clock(7), ahead.slowest()), (Some(1), 1));
+        ahead.advance(7, 4);
+        ahead.take_from(&settled, 3);
+        assert_eq!((ahead.clock(3), ahead.slowest()), (Some(1), 1));
+        settled.leave(3);
+        ahead.take_from(&settled, 3);
+        ahead.take_from(&settled, 9);
+        assert_eq!((ahead.clock(3), ahead.len(), ahead.slowest()), (None, 1, 4));
     }
 }

@@ -22,7 +22,7 @@ use super::waiting::{Awaited, News, Silence};
 use super::{Table, Worker};
 use crate::error::Result;
 use crate::map::Placed;
-use crate::op::Op;
+use crate::op::{BITS, Op};
 use crate::tracker::RequestKind;
 use crate::view::View;
 
@@ -131,6 +131,15 @@ impl Recovery {
             answers.contains(&kept.op) && kept.table == table && kept.range.begin() == begin
         };
         self.kept.values().any(is_it)
+    }
+
+    /// Number of kept pushes whose table and iteration are meant.
+    pub(super) fn pushes(&self, is_meant: impl Fn(u32, u64) -> bool) -> usize {
+        let is_it = |kept: &&Kept| {
+            Op::from_raw(kept.op & !BITS).is_some_and(Op::pushes)
+                && is_meant(kept.table, kept.clock)
+        };
+        self.kept.values().filter(is_it).count()
     }
 
     /// Keeps a part no longer.

@@ -5,6 +5,7 @@ use caravan_van::{KeyRange, PeerId};
 
 use super::lanes::{NOBODY, Server};
 use super::{Moves, Worker};
+use crate::consistency::Model;
 use crate::error::{Error, Result};
 use crate::filter::{AtWorker, KeyCacheCounters, Own, OwnFilters, Sent, Traffic};
 use crate::map::{Map, Placed};
@@ -84,6 +85,13 @@ impl TableState {
     #[inline]
     pub(super) fn follows_worker(&self) -> bool {
         self.clock == FOLLOWS_WORKER
+    }
+
+    /// Whether pushes keep their credits until this worker has ended its iteration, whatever breaks
+    /// meanwhile.
+    pub(super) fn keeps_credits(&self) -> bool {
+        let is_bsp = self.spec.consistency.is_some_and(|it| it.model == Model::Bsp);
+        is_bsp && self.spec.replicas > 0 && self.clock > 0
     }
 
     /// Sets `route` to the owner of `key`; returns false if there is none, or requests to its shard

@@ -12,6 +12,9 @@ use caravan_van::{Endpoint, Identity, VanConfig};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 
+/// Credits of each lane.
+const CREDITS: u16 = 4;
+
 /// An endpoint with few credits and short frames, so that lanes fill up and long messages are
 /// common.
 pub(crate) fn endpoint(network: &Network, node: u32) -> Endpoint {
@@ -25,17 +28,22 @@ pub(crate) fn server_endpoint(network: &Network, node: u32) -> Endpoint {
 
 /// As `endpoint`, for a node whose role has this number.
 pub(crate) fn endpoint_of(network: &Network, node: u32, role: u8) -> Endpoint {
+    endpoint_with(network, node, role, CREDITS)
+}
+
+/// As `endpoint_of`, with so many credits on each lane.
+pub(crate) fn endpoint_with(network: &Network, node: u32, role: u8, credits: u16) -> Endpoint {
     let identity = Identity { role, ..Identity::default() };
     let config = VanConfig {
         node,
         identity,
-        credits: 4,
+        credits,
         frame_bytes: 1024,
-        queue_depth: 80,
+        queue_depth: 20 * usize::from(credits),
         memory_bytes: 1 << 28,
         ..VanConfig::default()
     };
-    Endpoint::new(Box::new(network.transport(&config)), node, 4)
+    Endpoint::new(Box::new(network.transport(&config)), node, credits)
 }
 
 /// Random numbers of a node, independent of the network's.

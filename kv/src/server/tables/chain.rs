@@ -91,7 +91,7 @@ pub(in crate::server) struct Chain {
     posted: usize,
     /// Requests that wait for room or for the next thread.
     held: VecDeque<Held>,
-    /// Requests that wait for the table's model, in the order of their arrival.
+    /// Requests that wait for the table's model, in its order, and that of their arrival.
     awaiting: Vec<Awaiting>,
 }
 
@@ -226,6 +226,7 @@ pub(super) struct Chains {
 
 /// What a lane has proved of the node at its other end.
 struct Node {
+    number: u32,
     /// Which start of it this is.
     incarnation: u64,
     /// Its role, by number.

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Client, Trouble};
 use crate::consistency::{
-    Access, Blocker, Controller, Members, Model, Parked, VectorClock, Verdict,
+    Access, Blocker, Controller, Members, Model, Order, Parked, VectorClock, Verdict,
 };
 use crate::filter::List;
 use crate::history::Recorder;
@@ -44,6 +44,10 @@ pub(in crate::server) struct Governor {
     key_bytes: usize,
     /// Charged for that memory.
     memory: Account,
+    /// Under BSP beside copies: the workers as all copies know them. The controller knows more at
+    /// the first thread of a chain: a push waits there for clocks, and clocks are inputs only
+    /// behind it.
+    settled: Option<Members>,
     /// Where executed requests are recorded, if they are.
     history: Option<Recorder>,
 }
@@ -122,6 +126,8 @@ impl Governor {
             Model::SparseSsp { .. } | Model::DataCentric { delay: Some(_), .. }
         );
         let applied = spec.once.then(VectorClock::default);
+        let is_settled_late = spec.replicas > 0 && consistency.model == Model::Bsp;
+        let settled = is_settled_late.then(|| controller.members().clone());
         let key_bytes = if grows { KEY_BYTES } else { 0 };
         let announced = Vec::new();
         Ok(Some(Box::new(Governor {
@@ -133,6 +139,7 @@ impl Governor {
             applied,
             key_bytes,
             memory,
+            settled,
             history: None,
         })))
     }
@@ -176,7 +183,66 @@ impl Governor {
     /// # Errors
     /// As [`Governor::arrive`].
     pub(super) fn judge(&mut self, access: &Access<'_>) -> Result<Turn, String> {
-        turn(self.controller.arrive(access))
+        let Governor { controller, settled: Some(settled), .. } = self else {
+            return turn(self.controller.arrive(access));
+        };
+        // What a request may do depends on the requests of its worker before it, and not on those
+        // behind it.
+        std::mem::swap(controller.members_mut(), settled);
+        let announced = controller.announce(access);
+        std::mem::swap(controller.members_mut(), settled);
+        announced.map_err(|refusal| refusal.to_string())?;
+        if access.reads && (1..controller.members().slowest()).contains(&access.clock) {
+            return Err(format!(
+                "iteration {} has ended, and what its pulls saw is gone with an answer that was lost (pull again in a later one)",
+                access.clock
+            ));
+        }
+        turn(controller.admit(access))
+    }
+
+    /// At the first thread of a chain: has what a worker says of its clock count for those that
+    /// wait for it, before it is an input. Returns whether they may have to wait no longer.
+    pub(super) fn foresee(&mut self, op: Op, ends: u8, worker: u32, clock: u64) -> bool {
+        if self.settled.is_none() {
+            return false;
+        }
+        let members = self.controller.members_mut();
+        match op {
+            Op::Clock => members.advance(worker, clock),
+            Op::Leave => members.leave(worker),
+            _ if ends & FINISHES != 0 => members.advance(worker, clock.saturating_add(1)),
+            _ => false,
+        }
+    }
+
+    /// Forgets what was foreseen of a worker: it says all of it again that was no input.
+    pub(super) fn unforesee(&mut self, worker: u32) {
+        if let Some(settled) = &self.settled {
+            self.controller.members_mut().take_from(settled, worker);
+        }
+    }
+
+    /// Whether clocks are foreseen, and requests are served in the order of [`Governor::order`].
+    pub(super) fn foresees(&self) -> bool {
+        self.settled.is_some()
+    }
+
+    /// The place of a request among those that wait for the model.
+    pub(super) fn order(&self, op: Op, access: &Access<'_>) -> Order {
+        let Access { worker, clock, .. } = *access;
+        match op {
+            _ if self.settled.is_none() || clock == 0 && op != Op::Leave => Order::default(),
+            Op::Command => Order { clock, writes: true, worker },
+            Op::Clock => Order { clock: clock.saturating_sub(1), writes: true, worker },
+            Op::Leave => Order { clock: u64::MAX, writes: true, worker },
+            _ => self.controller.order(access),
+        }
+    }
+
+    /// The clock of a worker that takes part.
+    pub(super) fn clock(&self, worker: u32) -> Option<u64> {
+        self.controller.members().clock(worker)
     }
 
     /// Records a request to a shard with copies that was executed.
@@ -196,7 +262,7 @@ impl Governor {
 
     /// What a new copy takes over.
     pub(super) fn standing(&self) -> Standing {
-        let members = self.controller.members().clone();
+        let members = self.settled.as_ref().unwrap_or(self.controller.members()).clone();
         Standing { members, bound: self.controller.bound() }
     }
 
@@ -206,6 +272,9 @@ impl Governor {
     /// If its model has another kind of bound.
     pub(super) fn take(&mut self, standing: Standing) -> Result<(), String> {
         let Standing { members, bound } = standing;
+        if let Some(settled) = &mut self.settled {
+            settled.clone_from(&members);
+        }
         *self.controller.members_mut() = members;
         self.history = None;
         let set = bound.map_or(Ok(()), |bound| self.controller.set_bound(bound));
@@ -255,7 +324,7 @@ impl Governor {
 
     /// The iteration up to which all pushes to `range` of the workers that take part were applied.
     pub(super) fn freshness(&self, range: KeyRange) -> u64 {
-        let members = self.controller.members();
+        let members = self.settled.as_ref().unwrap_or(self.controller.members());
         if !members.is_complete() {
             return 0;
         }
@@ -361,6 +430,12 @@ impl Governor {
 
     fn apply(&mut self, announced: Announced) {
         let Announced { worker, clock, disclosed, leaves } = announced;
+        if let Some(settled) = &mut self.settled {
+            match leaves {
+                true => settled.leave(worker),
+                false => settled.advance(worker, clock),
+            };
+        }
         if leaves {
             self.controller.leave(worker);
             self.applied.as_mut().into_iter().for_each(|applied| applied.forget(worker));
@@ -413,6 +488,9 @@ impl Governor {
         match op {
             Op::Join => {
                 let clock = self.controller.join(worker, clock);
+                if let Some(settled) = &mut self.settled {
+                    settled.join(worker, clock);
+                }
                 self.history.as_mut().into_iter().for_each(|it| it.joined(worker, clock));
                 self.parked.rewind();
                 return Ok(Some(clock));

@@ -41,6 +41,7 @@ impl Worker {
     pub(in crate::worker) fn request_parts(&mut self, request: Request<'_>) -> Result<Timestamp> {
         let mut request = request;
         let (place, list) = self.check(&request)?;
+        self.check_iteration(&request)?;
         let Request { kind, table, keys, .. } = request;
         let into = match (kind, request.into.take()) {
             (RequestKind::Push, _) => None,
@@ -154,6 +155,35 @@ impl Worker {
         match &request.into {
             Some(into) if into.len() != place => Err(wrong("the buffer", place, into.len())),
             _ => Ok((place, list)),
+        }
+    }
+
+    /// Checks that a lane has room for a worker's pushes of an iteration, which servers acknowledge
+    /// at its end, and for that end. It may be one lane: other servers may be lost.
+    fn check_iteration(&self, request: &Request<'_>) -> Result<()> {
+        let known = &self.tables[request.table.0 as usize];
+        if request.kind != RequestKind::Push || !known.keeps_credits() {
+            return Ok(());
+        }
+        let is_open = |number: u32, clock: u64| {
+            let mut keeping = self.tables.iter().filter(|it| it.keeps_credits());
+            keeping.any(|it| it.number == number && it.clock == clock)
+        };
+        let mut pushes = self.recovery.pushes(is_open);
+        let mut from = 0;
+        while let Some((_, slice)) = slicer::next(request.keys, from, &known.map) {
+            from = slice.end;
+            pushes += 1;
+        }
+        // One credit is for the news of a loss.
+        let credits = usize::from(self.endpoint.lanes.credits_max());
+        let most = credits.saturating_sub(1) / 2;
+        match pushes <= most {
+            true => Ok(()),
+            false => Err(Error::Config(format!(
+                "iteration {} of table {} has {pushes} pushes to shards, and with {credits} credits a table under BSP with replicas has at most {most}: push fewer and larger ones, or raise CARAVAN_CREDITS",
+                known.clock, known.spec.name
+            ))),
         }
     }
 

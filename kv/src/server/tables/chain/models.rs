@@ -6,6 +6,13 @@
 //! worker's inputs keep their order, since what comes again is known by it; so an input waits
 //! behind those of its worker that wait.
 //!
+//! Under BSP a push waits for the clock that ends its iteration, which its worker announces behind
+//! it. So the first thread foresees clocks: they count there for others as soon as they come, and
+//! are inputs behind the pushes before them. What waits is served in the order of iterations and
+//! ranks, and nothing overtakes it. A thread that serves next knows no clock of a worker whose
+//! pushes it lacks, so it waits for both to come again. What waits for room has the same order, as
+//! pushes that were released meet reads there that came before.
+//!
 //! A broken lane is no leave: its worker makes it again. The scheduler tells servers which workers
 //! are lost, and the first thread of each chain then lets them leave.
 //!
@@ -17,7 +24,7 @@ use caravan_van::Lanes;
 
 use super::marks::Sender;
 use super::{Chain, Chains, Inputs, Unconfirmed};
-use crate::consistency::{Access, Blocker};
+use crate::consistency::{Access, Blocker, Order};
 use crate::op::{BITS, Op};
 use crate::server::shard::Request;
 use crate::server::tables::governor::Turn;
@@ -29,11 +36,14 @@ const SCHEDULER: u64 = u64::MAX;
 /// A request that waits for its table's model.
 pub(super) struct Awaiting {
     pub(super) held: Held,
+    order: Order,
     /// `None` if an earlier input of its worker waits.
     blocker: Option<Blocker>,
     sender: Sender,
     /// Whether it has to keep its place among its worker's.
     is_input: bool,
+    /// Whether it reads or writes in an iteration, so that the model has a place for it among all.
+    is_access: bool,
 }
 
 /// Whether a worker says something of its clock by this, which all copies hear.
@@ -68,7 +78,8 @@ impl Chain {
             let Awaiting { blocker, sender, ref held, .. } = awaiting;
             let is_behind =
                 awaiting.is_input && self.awaits_earlier(sender, held.message.timestamp());
-            match is_behind || blocker.is_some_and(|it| governor.is_blocked(&it)) {
+            let is_early = awaiting.is_access && self.awaits_lower(awaiting.order);
+            match is_behind || is_early || blocker.is_some_and(|it| governor.is_blocked(&it)) {
                 true => self.awaiting.push(awaiting),
                 false => released.push_back(awaiting.held),
             }
@@ -76,10 +87,55 @@ impl Chain {
         self.awaiting.len() < before
     }
 
+    /// Whether a request waits that comes before this one, in the model's order.
+    pub(super) fn awaits_lower(&self, order: Order) -> bool {
+        self.awaiting.first().is_some_and(|it| it.order < order)
+    }
+
+    /// Foresees again what a worker says of its clock in requests that wait.
+    pub(super) fn foresee_again(&self, governor: &mut Governor, worker: u32) {
+        governor.unforesee(worker);
+        for Awaiting { held, sender, .. } in &self.awaiting {
+            if let Some(op) = op_of(held).filter(|_| sender.node == worker) {
+                governor.foresee(op, held.message.op() & BITS, worker, held.message.clock());
+            }
+        }
+    }
+
     /// Has all requests that wait for the model asked about again.
     pub(super) fn ask_again(&mut self) {
         self.awaiting.iter_mut().for_each(|it| it.blocker = None);
     }
+}
+
+impl Chains {
+    /// Enters a request that waits for room in the model's order, and behind earlier inputs of its
+    /// lane: a worker that leaves and then goes on begins anew with its clocks.
+    pub(super) fn hold_in_order(&self, governor: &Governor, all: &mut VecDeque<Held>, held: Held) {
+        let order = self.order(governor, &held);
+        let is_input = is_input(&held);
+        let is_own = |it: &Held| is_input && it.peer == held.peer && self::is_input(it);
+        let behind_own = all.iter().rposition(is_own).map_or(0, |at| at + 1);
+        let later = all.iter().position(|it| self.order(governor, it) > order);
+        all.insert(later.unwrap_or(all.len()).max(behind_own), held);
+    }
+
+    /// The place of a request among those that wait.
+    fn order(&self, governor: &Governor, held: &Held) -> Order {
+        let Some(op) = op_of(held) else { return Order::default() };
+        let worker = self.nodes.get(&held.peer).map_or(0, |node| node.number);
+        let (clock, reads, writes) = (held.message.clock(), op.pulls(), op.pushes());
+        governor.order(op, &Access { worker, clock, reads, writes, keys: &[] })
+    }
+}
+
+fn op_of(held: &Held) -> Option<Op> {
+    Op::from_raw(held.message.op() & !BITS)
+}
+
+/// Whether a request changes a shard or its model.
+fn is_input(held: &Held) -> bool {
+    !matches!(op_of(held), Some(Op::Pull | Op::Fresh))
 }
 
 impl Awaiting {
@@ -110,14 +166,24 @@ impl Tables {
         let (table, key) = (held.message.table(), held.message.range().begin());
         let incarnation = self.chains.nodes.get(&held.peer).map_or(0, |node| node.incarnation);
         let sender = Sender { node, incarnation };
-        let op = Op::from_raw(held.message.op() & !BITS);
-        let is_input = !matches!(op, Some(Op::Pull | Op::Fresh));
         self.chains.counters.awaited += 1;
-        let at = self.position(table, key);
-        match at.and_then(|at| self.entries[at].chain.as_mut()) {
-            Some(chain) => chain.awaiting.push(Awaiting { held, blocker, sender, is_input }),
-            None => self.moves.released.push_back(held),
-        }
+        let (Some(op), Some(at)) = (op_of(&held), self.position(table, key)) else {
+            return self.moves.released.push_back(held);
+        };
+        let Entry { chain: Some(chain), governor, .. } = &mut self.entries[at] else {
+            return self.moves.released.push_back(held);
+        };
+        let order = governor.as_deref().map_or(Order::default(), |it| self.chains.order(it, &held));
+        let is_input = is_input(&held);
+        // A worker that leaves and then goes on begins anew with its clocks.
+        let is_own = |it: &&Awaiting| is_input && it.is_input && it.sender == sender;
+        let own = chain.awaiting.iter().filter(is_own).map(|it| it.order);
+        let order = own.fold(order, Order::max);
+        let behind = chain.awaiting.partition_point(|it| it.order <= order);
+        let is_access = held.message.clock() > 0 && (op.pulls() || op.pushes());
+        let awaiting = Awaiting { held, order, blocker, sender, is_input, is_access };
+        chain.awaiting.insert(behind, awaiting);
+        self.chains.is_due |= governor.as_ref().is_some_and(|it| it.foresees());
     }
 
     /// Lets lost workers leave the tables that this thread serves first, and requests go on that

@@ -12,7 +12,7 @@ use crate::filter::List;
 use crate::op::{DISCLOSES, FINISHES, Op};
 use crate::server::answer::ReplyTo;
 use crate::server::shard::Request;
-use crate::server::tables::governor::Turn;
+use crate::server::tables::governor::{Governor, Turn};
 use crate::server::tables::{Client, Entry, Step, Tables, Trouble};
 
 /// A request of a worker to a shard with copies.
@@ -192,8 +192,11 @@ impl Entry {
             if ends & FINISHES != 0 {
                 governor.finish(sender.node, request.clock, ends);
             }
-            if new == Op::Bound {
-                chain.ask_again();
+            match new {
+                Op::Bound => chain.ask_again(),
+                // Copies may know less of clocks, so they are told the one that it was given.
+                Op::Join => request.clock = governor.clock(sender.node).unwrap_or(request.clock),
+                _ => {}
             }
             chains.is_due |= !chain.awaiting.is_empty();
         }
@@ -223,17 +226,26 @@ impl Entry {
         asked: Asked,
         request: &Request<'_>,
     ) -> Result<Fate, String> {
-        let Asked { op, sender, timestamp, .. } = asked;
+        let Asked { op, ends, sender, timestamp, .. } = asked;
         let admission = self.admit_chained(op, request)?;
         let Some(chain) = &self.chain else { return Ok(Fate::Goes { new: None, judged: Ok(()) }) };
         let is_new = |op: &Op| !keeps_order(*op) || chain.applied.is_new(sender, timestamp);
         let new = asked.input().filter(is_new);
         // This comes first: what waits for room must not overtake what waits for the model.
-        if new.is_some_and(keeps_order) && chain.awaits_earlier(sender, timestamp) {
-            return Ok(Fate::Waits(Step::Await(None)));
-        }
-        if chain.holds(chains, lanes, index) {
+        let is_behind = new.is_some_and(keeps_order) && chain.awaits_earlier(sender, timestamp);
+        if !is_behind && chain.holds(chains, lanes, index) {
             return Ok(Fate::Waits(Step::Hold));
+        }
+        if let (Some(governor), Some(new)) = (&mut self.governor, new) {
+            governor.foresee(new, ends, sender.node, request.clock);
+        }
+        let has_turn = |governor: &Governor| {
+            let access = access(request);
+            let order = governor.order(op, &access);
+            !(access.reads || access.writes && new.is_some()) || !chain.awaits_lower(order)
+        };
+        if is_behind || !self.governor.as_deref().is_none_or(has_turn) {
+            return Ok(Fate::Waits(Step::Await(None)));
         }
         if let Admission::AfterClock(clock) = admission {
             return Ok(Fate::Waits(Step::Park(clock)));

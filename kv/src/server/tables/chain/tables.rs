@@ -16,7 +16,8 @@ use crate::view::View;
 impl Tables {
     /// Remembers which start of its node is at the other end of a lane, and its role.
     pub(in crate::server) fn greet(&mut self, peer: PeerId, hello: &Hello) {
-        let node = Node { incarnation: hello.incarnation.get(), role: hello.role };
+        let (number, incarnation) = (hello.node.get(), hello.incarnation.get());
+        let node = Node { number, incarnation, role: hello.role };
         self.chains.nodes.insert(peer, node);
         self.chains.is_due = true;
     }
@@ -340,17 +341,22 @@ impl Tables {
         at: usize,
         held: Held,
     ) -> Option<Held> {
-        let Some(chain) = &mut self.entries[at].chain else { return Some(held) };
+        let Entry { chain: Some(chain), governor, .. } = &mut self.entries[at] else {
+            return Some(held);
+        };
         self.chains.counters.held += 1;
         self.chains.is_due = true;
-        chain.held.push_back(held);
+        match governor.as_deref().filter(|governor| governor.foresees()) {
+            None => chain.held.push_back(held),
+            Some(governor) => self.chains.hold_in_order(governor, &mut chain.held, held),
+        }
         None
     }
 
     /// Forgets what chains keep for a lost peer.
     pub(in crate::server::tables) fn forget_in_chains(&mut self, peer: PeerId) {
         let Tables { entries, chains, .. } = self;
-        chains.nodes.remove(&peer);
+        let node = chains.nodes.remove(&peer);
         let mut lost = None;
         for (server, lane) in &mut chains.lanes {
             if lane.peer == Some(peer) {
@@ -358,8 +364,12 @@ impl Tables {
                 lost = Some(*server);
             }
         }
-        for chain in entries.iter_mut().filter_map(|entry| entry.chain.as_mut()) {
+        for entry in entries {
+            let Entry { chain: Some(chain), governor, .. } = entry else { continue };
             chain.forget(peer);
+            if let (Some(governor), Some(node)) = (governor, &node) {
+                chain.foresee_again(governor, node.number);
+            }
             if lost.is_some() && chain.next == lost {
                 chain.turn_to(lost);
             }
