@@ -43,12 +43,18 @@ fn keys() -> Vec<u64> {
     (0..8).map(|rank| rank * (u64::MAX / 7)).collect()
 }
 
+/// Iterates 200 times, and from the 100th on only once the file `goes_on` is there.
 fn iterate(node: &mut WorkerNode, body: &Value) -> Result<Value> {
     let worker = &mut node.worker;
     let table = worker.create_table(&counters(body)?)?;
     let keys = keys();
     worker.join(table)?;
-    for _ in 0..200 {
+    let goes_on = body["goes_on"].as_str().map(PathBuf::from);
+    for round in 0..200 {
+        // However busy the machine is, nobody ends before the kill.
+        while round == 100 && goes_on.as_ref().is_some_and(|file| !file.exists()) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
         let pulled = worker.pull(table, &keys)?;
         worker.wait(pulled)?;
         std::thread::sleep(Duration::from_millis(5));
@@ -82,7 +88,8 @@ fn workers_go_on_without_a_killed_one() {
     let mut cluster = launch(&config);
     let pids = pids(&cluster);
     for (model, lost) in models.into_iter().zip(1..) {
-        let body = json!({ "model": model, "live": 9 - lost, "table": lost });
+        let goes_on = folder.join(format!("goes-on-{lost}"));
+        let body = json!({ "model": model, "live": 9 - lost, "table": lost, "goes_on": goes_on });
         let task = cluster.submit(Target::Workers, "iterate", &body).unwrap();
         // Whoever dies before it has joined is waited for: let all come first.
         let mut client = cluster.client().unwrap();
@@ -93,6 +100,7 @@ fn workers_go_on_without_a_killed_one() {
         signal("KILL", pid_of(&cluster, &format!("worker {}", lost - 1)));
         let began = Instant::now();
         let killed = client.freshness(table).unwrap();
+        std::fs::write(&goes_on, "").unwrap();
         while client.freshness(table).unwrap() < killed + 2 {
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -127,7 +135,8 @@ fn a_table_with_replicas_outlives_a_server_and_a_worker() {
     config.node.history = Some(folder.clone());
     let mut cluster = launch(&config);
     let pids = pids(&cluster);
-    let body = json!({ "model": model, "live": 4, "table": 1, "replicas": 1 });
+    let goes_on = folder.join("goes-on");
+    let body = json!({ "model": model, "live": 4, "table": 1, "replicas": 1, "goes_on": goes_on });
     let task = cluster.submit(Target::Workers, "iterate", &body).unwrap();
     let mut client = cluster.client().unwrap();
     let table = client.create_table(&counters(&body).unwrap()).unwrap();
@@ -137,6 +146,7 @@ fn a_table_with_replicas_outlives_a_server_and_a_worker() {
         }
         signal("KILL", pid_of(&cluster, name));
     }
+    std::fs::write(&goes_on, "").unwrap();
     let ranks = cluster.wait(task).unwrap();
     assert_eq!(ranks, (1..4).map(|rank| json!(rank)).collect::<Vec<_>>());
     let pulled = client.pull(table, &keys()).unwrap();
