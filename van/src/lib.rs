@@ -103,7 +103,7 @@ pub use error::{Error, Result};
 pub use gauge::Gauge;
 pub use half::{bf16, f16};
 pub use handshake::Secret;
-pub use memory::{Account, Buffer, Pool, Registrar, Registration, Shared, long};
+pub use memory::{Account, Buffer, Pool, Registrar, Registration, Shared, long, prefetch};
 pub use message::{Draft, KeyRange, Message, Outgoing, Values};
 pub use metrics::Counters;
 pub use numbers::Numbers;

@@ -49,7 +49,7 @@ pub const SLOT_ALIGN: usize = PAGE_BYTES;
 /// prefetcher stops at the end of a page. It is only a hint and reads nothing, so any address is
 /// allowed.
 #[inline(always)]
-pub(crate) fn prefetch<T>(address: *const T) {
+pub fn prefetch<T>(address: *const T) {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};

@@ -8,7 +8,7 @@
 
 use std::marker::PhantomData;
 
-use caravan_van::{Account, Buffer, Pool, Shared, Value};
+use caravan_van::{Account, Buffer, Pool, Shared, Value, prefetch};
 
 use super::shard::Pulled;
 use crate::table::SHARED_BYTES_MIN;
@@ -177,6 +177,24 @@ impl<V: Value, H: Value> Chunks<V, H> {
     pub(super) fn chunk(&self, row: u32) -> &[V] {
         let chunk = self.shown.get(row as usize >> self.shift);
         chunk.map_or(&[], |chunk| V::view(chunk).expect(WHOLE_ROWS))
+    }
+
+    /// Has the processor load these rows, of which some may be missing, before they are needed, and
+    /// their `hidden` values, if these are needed as well.
+    #[inline]
+    pub(super) fn load<'a>(&self, rows: impl Iterator<Item = &'a u32>, hidden: usize) {
+        for row in rows {
+            let chunk = *row as usize >> self.shift;
+            let within = self.within(*row);
+            if let Some(shown) = self.shown.get(chunk) {
+                prefetch(shown.as_ptr().wrapping_add(within * self.row_bytes()));
+            }
+            if hidden > 0
+                && let Some(chunk) = self.hidden.get(chunk)
+            {
+                prefetch(chunk.as_ptr().wrapping_add(within * hidden * H::BYTES));
+            }
+        }
     }
 
     /// Appends a row's shown values and its `hidden` ones to `into`.

@@ -137,9 +137,14 @@ impl Found {
         }
     }
 
+    /// The rows of all keys, in order, unless they are in runs.
+    pub(super) fn scattered(&self) -> &[u32] {
+        if self.runs.is_empty() { &self.rows } else { &[] }
+    }
+
     /// The pieces of the keys, in order.
     pub(super) fn pieces(&self, shift: u32) -> impl Iterator<Item = Piece<'_>> {
-        let rows = if self.runs.is_empty() { &self.rows[..] } else { &[] };
+        let rows = self.scattered();
         let runs = self.runs.iter().map(|run| Piece::Run { row: run.row, len: run.len as usize });
         runs.chain(rows.chunk_by(move |a, b| a >> shift == b >> shift).map(Piece::Rows))
     }

@@ -1,14 +1,15 @@
 //! The index of a table: sorted arrays that map keys to rows.
 //!
-//! The keys of a request are sorted, so each look-up gallops from the position of the previous one.
-//! A request for most keys costs a merge; a request for few keys costs a binary search for each.
-//! Where a request and the index hold the same keys in a row, blocks of keys are compared and their
-//! rows are copied.
+//! The keys of a request are sorted, so each look-up starts from the previous one. It looks first
+//! where the key would be if keys lay evenly, and gallops from there: keys that are numbered in a
+//! row are found at once, hashed keys in a few steps near by, and clusters of keys as by a gallop
+//! from the previous key. Where a request and the index hold the same keys in a row, blocks of keys
+//! are compared and their rows are copied.
 //!
 //! New keys go to a short sorted list. It is merged into the long list once it has grown to a
 //! fraction of it, so inserting costs amortised logarithmic time.
 
-use caravan_van::Account;
+use caravan_van::{Account, prefetch};
 
 /// The short list may always hold this many keys.
 const RECENT_MIN: usize = 1024;
@@ -21,6 +22,9 @@ pub(crate) const NO_ROW: u32 = u32::MAX;
 
 /// Keys compared at a time where a request and the index hold the same keys.
 const BLOCK: usize = 8;
+
+/// Places of keys are loaded this many look-ups before they are needed.
+const AHEAD: usize = 16;
 
 /// Bytes of a key and its row.
 const ENTRY_BYTES: usize = size_of::<u64>() + size_of::<u32>();
@@ -44,15 +48,35 @@ struct Sorted {
 }
 
 impl Sorted {
-    /// Position of the first key that is not below `key`; it is at or after `from`.
-    fn gallop(&self, from: usize, key: u64) -> usize {
-        let keys = &self.keys[from..];
+    /// Position of the first key that is not below `key`, between `from` and the end, where all
+    /// before `from` are below. `guess` is where to look first.
+    fn gallop(&self, from: usize, guess: usize, key: u64) -> usize {
+        let (mut low, mut high) = (from, self.keys.len());
+        let guess = guess.min(high);
+        let is_below = |at: usize| self.keys[at] < key;
         let mut step = 1;
-        while step <= keys.len() && keys[step - 1] < key {
-            step *= 2;
+        if guess < high && is_below(guess) {
+            low = guess + 1;
+            while step <= high - low {
+                if !is_below(low + step - 1) {
+                    high = low + step - 1;
+                    break;
+                }
+                low += step;
+                step *= 2;
+            }
+        } else {
+            high = guess;
+            while step <= high - low {
+                if is_below(high - step) {
+                    low = high - step + 1;
+                    break;
+                }
+                high -= step;
+                step *= 2;
+            }
         }
-        let low = step / 2;
-        from + low + keys[low..keys.len().min(step)].partition_point(|&k| k < key)
+        low + self.keys[low..high].partition_point(|&k| k < key)
     }
 
     fn row_at(&self, position: usize, key: u64) -> Option<u32> {
@@ -66,7 +90,7 @@ impl Sorted {
 
     /// As [`Index::row`].
     fn row(&self, key: u64) -> Option<u32> {
-        self.row_at(self.keys.partition_point(|&k| k < key), key)
+        self.row_at(Walk::new(self).seek(key), key)
     }
 
     /// Adds the keys of a list, none of which is here. Only those behind its first key have to make
@@ -86,6 +110,57 @@ impl Sorted {
                 (self.keys[at], self.rows[at]) = (other.keys[theirs], other.rows[theirs]);
             }
         }
+    }
+}
+
+/// Looks up ascending keys in a list.
+struct Walk<'a> {
+    list: &'a Sorted,
+    /// Where the last look-up ended.
+    at: usize,
+    /// The last key, or the list's first.
+    key: u64,
+    /// Positions that a difference of keys is worth, if keys lie evenly.
+    density: f64,
+}
+
+impl Walk<'_> {
+    fn new(list: &Sorted) -> Walk<'_> {
+        let (key, last) = match &list.keys[..] {
+            [first, .., last] => (*first, *last),
+            _ => (0, u64::MAX),
+        };
+        let density = list.keys.len().saturating_sub(1) as f64 / (last - key) as f64;
+        Walk { list, at: 0, key, density }
+    }
+
+    /// Where a key is, if keys lie evenly.
+    #[inline]
+    fn guess(&self, key: u64) -> usize {
+        let further = key.saturating_sub(self.key) as f64 * self.density;
+        self.at.saturating_add(further as usize)
+    }
+
+    /// Has the processor load the place of a key that is looked up later.
+    #[inline]
+    fn load(&self, key: u64) {
+        let at = self.guess(key);
+        prefetch(self.list.keys.as_ptr().wrapping_add(at));
+        prefetch(self.list.rows.as_ptr().wrapping_add(at));
+    }
+
+    /// As [`Sorted::gallop`]; `key` is not below the last one.
+    #[inline]
+    fn seek(&mut self, key: u64) -> usize {
+        self.at = self.list.gallop(self.at, self.guess(key), key);
+        self.key = key.max(self.key);
+        self.at
+    }
+
+    /// Passes over `count` positions, whose keys were found.
+    fn pass(&mut self, count: usize) {
+        self.at += count;
+        self.key = self.list.keys[self.at - 1];
     }
 }
 
@@ -135,20 +210,22 @@ impl Index {
     pub(crate) fn find(&self, keys: &[u64], rows: &mut Vec<u32>) -> usize {
         rows.reserve(keys.len());
         let mut at = 0;
-        let mut settled = 0;
-        let mut recent = 0;
+        let mut in_settled = Walk::new(&self.settled);
+        let mut in_recent = Walk::new(&self.recent);
         let mut missing = 0;
         while let Some(&key) = keys.get(at) {
-            settled = self.settled.gallop(settled, key);
+            if let Some(later) = keys.get(at + AHEAD) {
+                in_settled.load(*later);
+            }
+            let settled = in_settled.seek(key);
             let common = common_prefix(&self.settled.keys[settled..], &keys[at..]);
             if common > 0 {
                 rows.extend_from_slice(&self.settled.rows[settled..settled + common]);
                 at += common;
-                settled += common;
+                in_settled.pass(common);
                 continue;
             }
-            recent = self.recent.gallop(recent, key);
-            let row = self.recent.row_at(recent, key);
+            let row = self.recent.row_at(in_recent.seek(key), key);
             missing += usize::from(row.is_none());
             rows.push(row.unwrap_or(NO_ROW));
             at += 1;
@@ -305,6 +382,39 @@ mod tests {
         for (key, row) in all.iter().zip(rows) {
             assert_eq!(row, map.get(key).copied().unwrap_or(NO_ROW), "{key}");
             assert_eq!(index.row(*key), map.get(key).copied(), "{key}");
+        }
+    }
+
+    /// Keys in a row, in clusters, and further apart the higher they are, where guesses fall short and
+    /// go too far; all keys are sought, those beside them, and few of them.
+    #[test]
+    fn keys_are_found_however_they_lie() {
+        let in_a_row: Vec<u64> = (1000..6000).collect();
+        let clusters: Vec<u64> = (0..9).flat_map(|n| (n << 40)..(n << 40) + 7 * n + 1).collect();
+        let apart: Vec<u64> = (0..64).map(|bit| 1 << bit).collect();
+        let many_and_far: Vec<u64> = (0..3000).chain([1 << 50, u64::MAX]).collect();
+        let far_and_many: Vec<u64> =
+            [0, 1 << 50].into_iter().chain((1 << 60)..(1 << 60) + 3000).collect();
+        for keys in [in_a_row, clusters, apart, many_and_far, far_and_many, vec![7]] {
+            let mut index = index(1 << 20);
+            index.insert(&keys, &mut vec![NO_ROW; keys.len()], keys.len()).unwrap();
+            let around =
+                keys.iter().flat_map(|key| [key.saturating_sub(1), *key, key.saturating_add(1)]);
+            let mut sought: Vec<u64> = around.collect();
+            sought.sort_unstable();
+            sought.dedup();
+            for step in [1, 2, 7, 100] {
+                let some: Vec<u64> = sought.iter().copied().step_by(step).collect();
+                let row = |key: &u64| keys.binary_search(key).map_or(NO_ROW, |row| row as u32);
+                let expected: Vec<u32> = some.iter().map(row).collect();
+                let mut rows = Vec::new();
+                let missing = index.find(&some, &mut rows);
+                assert_eq!(rows, expected, "{keys:?}");
+                assert_eq!(missing, expected.iter().filter(|row| **row == NO_ROW).count());
+                for (key, row) in some.iter().zip(expected) {
+                    assert_eq!(index.row(*key).unwrap_or(NO_ROW), row, "{key}");
+                }
+            }
         }
     }
 

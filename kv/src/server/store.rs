@@ -19,6 +19,9 @@ use crate::table::{SHARED_BYTES_MIN, Store, TableSpec};
 /// Most bytes of a shard of a dense table, all of whose rows exist from the start.
 const DENSE_BYTES_MAX: u128 = 64 << 30;
 
+/// Scattered rows are loaded this many rows before they are needed.
+const AHEAD: usize = 32;
+
 /// Rows of `width` values each.
 pub(crate) struct Rows<V, R: Rule<V>> {
     keys: Keys,
@@ -298,7 +301,10 @@ impl<V: Number, R: Rule<V>> Rows<V, R> {
             self.chunks.chunk_mut(piece.row(), hidden_width, memory)?;
         }
         let mut at = 0;
+        let mut ahead = found.scattered().iter();
+        self.chunks.load(ahead.by_ref().take(AHEAD), hidden_width);
         for piece in found.pieces(shift) {
+            self.chunks.load(ahead.by_ref().take(piece.len()), hidden_width);
             let RowsMut { shown: stored, hidden } =
                 self.chunks.chunk_mut(piece.row(), hidden_width, memory)?;
             let keys = &keys[at..at + piece.len()];
@@ -341,7 +347,10 @@ impl<V: Number, R: Rule<V>> Rows<V, R> {
         let mask = (1 << shift) - 1;
         let mut later = keys;
         let mut rest = into;
+        let mut ahead = found.scattered().iter();
+        self.chunks.load(ahead.by_ref().take(AHEAD), 0);
         for piece in found.pieces(shift) {
+            self.chunks.load(ahead.by_ref().take(piece.len()), 0);
             let (into, others) = rest.split_at_mut(piece.len() * width);
             rest = others;
             let (keys, others) = later.split_at(piece.len());
