@@ -6,16 +6,23 @@
 //! from the previous key. Where a request and the index hold the same keys in a row, blocks of keys
 //! are compared and their rows are copied.
 //!
-//! New keys go to a short sorted list. It is merged into the long list once it has grown to a
-//! fraction of it, so inserting costs amortised logarithmic time.
+//! There are a few such lists, each much shorter than the one before. New keys go to the shortest,
+//! which is merged into the one before it once it has grown to a fraction of that. So a key is moved
+//! to make room for others a bounded number of times in each list (O'Neil et al., "The
+//! log-structured merge-tree", 1996).
+
+use std::ops::Range;
 
 use caravan_van::{Account, prefetch};
 
-/// The short list may always hold this many keys.
-const RECENT_MIN: usize = 1024;
+/// Lists of an index.
+const LISTS: usize = 4;
 
-/// Beyond that, it may hold one key per this many keys of the long list.
-const RECENT_SHARE: usize = 8;
+/// A list may always hold this many keys.
+const LIST_MIN: usize = 1024;
+
+/// Beyond that, it may hold one key per this many keys of the list before it.
+const LIST_SHARE: usize = 16;
 
 /// The row of a key that has no row.
 pub(crate) const NO_ROW: u32 = u32::MAX;
@@ -32,10 +39,8 @@ const ENTRY_BYTES: usize = size_of::<u64>() + size_of::<u32>();
 /// Sorted keys and their rows.
 #[derive(Debug)]
 pub(crate) struct Index {
-    /// The long list.
-    settled: Sorted,
-    /// The short list.
-    recent: Sorted,
+    /// Disjoint, the longest first.
+    lists: [Sorted; LISTS],
     /// Rows of keys that were removed, for the next ones.
     free: Vec<u32>,
     memory: Account,
@@ -48,10 +53,10 @@ struct Sorted {
 }
 
 impl Sorted {
-    /// Position of the first key that is not below `key`, between `from` and the end, where all
-    /// before `from` are below. `guess` is where to look first.
-    fn gallop(&self, from: usize, guess: usize, key: u64) -> usize {
-        let (mut low, mut high) = (from, self.keys.len());
+    /// Position within `range` of the first key that is not below `key`, or its end; `guess` is where
+    /// to look first.
+    fn gallop(&self, range: Range<usize>, guess: usize, key: u64) -> usize {
+        let (mut low, mut high) = (range.start, range.end);
         let guess = guess.min(high);
         let is_below = |at: usize| self.keys[at] < key;
         let mut step = 1;
@@ -90,25 +95,28 @@ impl Sorted {
 
     /// As [`Index::row`].
     fn row(&self, key: u64) -> Option<u32> {
-        self.row_at(Walk::new(self).seek(key), key)
+        Walk::new(self).row(key)
     }
 
     /// Adds the keys of a list, none of which is here. Only those behind its first key have to make
     /// room.
-    fn merge(&mut self, other: &Sorted) {
-        let (mut mine, mut theirs) = (self.keys.len(), other.keys.len());
-        let mut at = mine + theirs;
+    fn merge(&mut self, other: Sorted) {
+        if self.keys.is_empty() {
+            *self = other;
+            return;
+        }
+        let mut end = self.keys.len();
+        let mut at = end + other.keys.len();
         self.keys.resize(at, 0);
         self.rows.resize(at, 0);
-        while theirs > 0 {
+        for (left, (&key, &row)) in other.keys.iter().zip(&other.rows).enumerate().rev() {
+            let first = self.gallop(0..end, end - end / (left + 1), key);
+            at -= end - first;
+            self.keys.copy_within(first..end, at);
+            self.rows.copy_within(first..end, at);
             at -= 1;
-            if mine > 0 && self.keys[mine - 1] > other.keys[theirs - 1] {
-                mine -= 1;
-                (self.keys[at], self.rows[at]) = (self.keys[mine], self.rows[mine]);
-            } else {
-                theirs -= 1;
-                (self.keys[at], self.rows[at]) = (other.keys[theirs], other.rows[theirs]);
-            }
+            (self.keys[at], self.rows[at]) = (key, row);
+            end = first;
         }
     }
 }
@@ -126,11 +134,12 @@ struct Walk<'a> {
 
 impl Walk<'_> {
     fn new(list: &Sorted) -> Walk<'_> {
-        let (key, last) = match &list.keys[..] {
-            [first, .., last] => (*first, *last),
-            _ => (0, u64::MAX),
+        let (key, density) = match &list.keys[..] {
+            [first, between @ .., last] => {
+                (*first, (between.len() + 1) as f64 / (last - first) as f64)
+            }
+            _ => (0, 0.0),
         };
-        let density = list.keys.len().saturating_sub(1) as f64 / (last - key) as f64;
         Walk { list, at: 0, key, density }
     }
 
@@ -152,9 +161,16 @@ impl Walk<'_> {
     /// As [`Sorted::gallop`]; `key` is not below the last one.
     #[inline]
     fn seek(&mut self, key: u64) -> usize {
-        self.at = self.list.gallop(self.at, self.guess(key), key);
+        self.at = self.list.gallop(self.at..self.list.keys.len(), self.guess(key), key);
         self.key = key.max(self.key);
         self.at
+    }
+
+    /// The row of a key, which is not below the last one.
+    #[inline]
+    fn row(&mut self, key: u64) -> Option<u32> {
+        let at = self.seek(key);
+        self.list.row_at(at, key)
     }
 
     /// Passes over `count` positions, whose keys were found.
@@ -167,13 +183,13 @@ impl Walk<'_> {
 impl Index {
     /// An empty index, which charges its keys to `memory`.
     pub(crate) fn new(memory: Account) -> Index {
-        let (settled, recent, free) = Default::default();
-        Index { settled, recent, free, memory }
+        let (lists, free) = Default::default();
+        Index { lists, free, memory }
     }
 
     /// Number of keys.
     pub(crate) fn len(&self) -> usize {
-        self.settled.keys.len() + self.recent.keys.len()
+        self.lists.iter().map(|list| list.keys.len()).sum()
     }
 
     /// Number of rows, also those without a key.
@@ -191,17 +207,15 @@ impl Index {
 
     /// The row of one key.
     pub(crate) fn row(&self, key: u64) -> Option<u32> {
-        self.settled.row(key).or_else(|| self.recent.row(key))
+        self.lists.iter().find_map(|list| list.row(key))
     }
 
     /// The keys from `from` on, in order, and their rows.
     pub(crate) fn from(&self, from: u64) -> impl Iterator<Item = (u64, u32)> {
-        let mut settled = self.settled.from(from).peekable();
-        let mut recent = self.recent.from(from).peekable();
-        std::iter::from_fn(move || match (settled.peek(), recent.peek()) {
-            (Some(a), Some(b)) if b < a => recent.next(),
-            (None, _) => recent.next(),
-            _ => settled.next(),
+        let mut lists = self.lists.each_ref().map(|list| list.from(from).peekable());
+        std::iter::from_fn(move || {
+            let heads = lists.iter_mut().filter_map(|list| Some((*list.peek()?, list)));
+            heads.min_by_key(|(head, _)| *head)?.1.next()
         })
     }
 
@@ -209,23 +223,22 @@ impl Index {
     /// none.
     pub(crate) fn find(&self, keys: &[u64], rows: &mut Vec<u32>) -> usize {
         rows.reserve(keys.len());
+        let [mut longest, mut others @ ..] = self.lists.each_ref().map(Walk::new);
         let mut at = 0;
-        let mut in_settled = Walk::new(&self.settled);
-        let mut in_recent = Walk::new(&self.recent);
         let mut missing = 0;
         while let Some(&key) = keys.get(at) {
             if let Some(later) = keys.get(at + AHEAD) {
-                in_settled.load(*later);
+                longest.load(*later);
             }
-            let settled = in_settled.seek(key);
-            let common = common_prefix(&self.settled.keys[settled..], &keys[at..]);
+            let place = longest.seek(key);
+            let common = common_prefix(&longest.list.keys[place..], &keys[at..]);
             if common > 0 {
-                rows.extend_from_slice(&self.settled.rows[settled..settled + common]);
+                rows.extend_from_slice(&longest.list.rows[place..place + common]);
                 at += common;
-                in_settled.pass(common);
+                longest.pass(common);
                 continue;
             }
-            let row = self.recent.row_at(in_recent.seek(key), key);
+            let row = others.iter_mut().find_map(|walk| walk.row(key));
             missing += usize::from(row.is_none());
             rows.push(row.unwrap_or(NO_ROW));
             at += 1;
@@ -253,12 +266,20 @@ impl Index {
             fresh.keys.push(key);
         }
         self.free.truncate(self.free.len() - used);
-        self.recent.merge(&fresh);
-        if self.recent.keys.len() > RECENT_MIN.max(self.settled.keys.len() / RECENT_SHARE) {
-            let recent = std::mem::take(&mut self.recent);
-            self.settled.keys.reserve_exact(recent.keys.len());
-            self.settled.rows.reserve_exact(recent.rows.len());
-            self.settled.merge(&recent);
+        self.lists[LISTS - 1].merge(fresh);
+        for at in (1..LISTS).rev() {
+            let (before, list) = self.lists.split_at_mut(at);
+            let (before, list) = (&mut before[at - 1], &mut list[0]);
+            let count = list.keys.len();
+            if count <= LIST_MIN.max(before.keys.len() / LIST_SHARE) {
+                continue;
+            }
+            if at == 1 {
+                // The longest list is most of the memory.
+                before.keys.reserve_exact(count);
+                before.rows.reserve_exact(count);
+            }
+            before.merge(std::mem::take(list));
         }
         self.memory.set(self.held())
     }
@@ -274,7 +295,7 @@ impl Index {
         mut with: impl FnMut(u32),
     ) -> caravan_van::Result<()> {
         self.memory.reserve(&mut self.free, keys.len())?;
-        for list in [&mut self.settled, &mut self.recent] {
+        for list in &mut self.lists {
             let (mut kept, mut next) = (0, 0);
             for at in 0..list.keys.len() {
                 let (key, row) = (list.keys[at], list.rows[at]);
@@ -313,13 +334,13 @@ impl Index {
     /// Bytes that the lists take for this many keys at most, while they grow.
     pub(crate) fn footprint(keys: usize) -> usize {
         let free = (2 * keys + keys / 2) * size_of::<u32>(); // old and new list
-        2 * (keys + RECENT_MIN) * ENTRY_BYTES + free
+        2 * (keys + LISTS * LIST_MIN) * ENTRY_BYTES + free
     }
 
     /// Bytes of the lists.
     fn held(&self) -> usize {
-        let entries = self.settled.keys.capacity() + self.recent.keys.capacity();
-        entries * ENTRY_BYTES + self.free.capacity() * size_of::<u32>()
+        let entries = self.lists.iter().map(|list| list.keys.capacity());
+        entries.sum::<usize>() * ENTRY_BYTES + self.free.capacity() * size_of::<u32>()
     }
 }
 
