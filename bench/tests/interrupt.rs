@@ -188,7 +188,7 @@ fn a_run_in_steps_with_replicas_outlives_servers() {
     };
     std::fs::write(&data, (0..2000).map(example).collect::<String>()).unwrap();
     let train = format!(
-        "train sgd --data {} --workers 2 --servers 3 --consistency ssp:1 --batch 8 --json",
+        "train sgd --data {} --workers 2 --servers 3 --consistency ssp:1 --batch 32 --json",
         data.display()
     );
     let whole = run(&format!("{train} --passes 100"));

@@ -105,7 +105,9 @@ fn planted_bars_are_recovered_and_foretell_documents() {
     let mut job = job(&file, 10, 150);
     job.settings.alpha = 1.0;
     job.settings.step_words = 20;
-    job.consistency = Model::Ssp { staleness: 3 };
+    // Sampling can end with two bars in one topic, so the draws must not depend on when servers
+    // answer.
+    job.consistency = Model::Bsp;
     let trained = on_cluster(2, &job);
     check_counts(&trained.rows, 300 * 60);
     let settings = serde_json::json!({"alpha": 1.0, "beta": 0.01});
