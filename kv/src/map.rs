@@ -224,7 +224,8 @@ impl Map {
 }
 
 /// The moves that spread the keys of shards evenly over `servers` server threads, as far as whole
-/// shards allow, and leave none to those of `drained`: index of a shard and its new owner.
+/// shards allow, and leave none to those of `drained`: index of a shard and its new owner. Threads
+/// of `lost` give and get none.
 ///
 /// # Errors
 /// [`Error::Config`] if no server thread is left, or one to drain does not exist.
@@ -232,15 +233,19 @@ pub(crate) fn balance(
     shards: &[Placed],
     servers: usize,
     drained: &[usize],
+    lost: &BTreeSet<usize>,
 ) -> Result<Vec<(usize, usize)>> {
     if let Some(server) = drained.iter().find(|server| **server >= servers) {
         return Err(Error::Config(format!(
             "there is no server thread {server} to drain, only {servers} from 0 on"
         )));
     }
-    let open: Vec<usize> = (0..servers).filter(|server| !drained.contains(server)).collect();
+    let lives = |server: &usize| !lost.contains(server);
+    let is_open = |server: &usize| lives(server) && !drained.contains(server);
+    let open: Vec<usize> = (0..servers).filter(is_open).collect();
     if open.is_empty() {
-        return Err(Error::Config("every server thread is to be drained; leave one".to_owned()));
+        let reason = "every server thread that is not lost is to be drained; leave one";
+        return Err(Error::Config(reason.to_owned()));
     }
     let mut owners: Vec<usize> = shards.iter().map(|shard| shard.server).collect();
     let mut keys = vec![0u128; servers];
@@ -253,7 +258,8 @@ pub(crate) fn balance(
         keys[to] += shards[shard].range.count();
         owners[shard] = to;
     };
-    for &shard in by_keys.iter().filter(|shard| drained.contains(&shards[**shard].server)) {
+    let goes = |shard: &Placed| lives(&shard.server) && drained.contains(&shard.server);
+    for &shard in by_keys.iter().filter(|shard| goes(&shards[**shard])) {
         if let Some(to) = lightest(&keys) {
             give(shard, to, &mut keys, &mut owners);
         }
@@ -304,15 +310,24 @@ mod tests {
             }
             keys
         };
-        let all = |drained: &[usize]| balance(map.shards(), 4, drained).unwrap();
+        let without = |lost: &[usize], drained: &[usize]| {
+            balance(map.shards(), 4, drained, &lost.iter().copied().collect())
+        };
+        let all = |drained: &[usize]| without(&[], drained).unwrap();
         assert_eq!(keys_behind(&all(&[])), [300, 300, 300, 300]);
         assert_eq!(keys_behind(&all(&[2])), [400, 400, 0, 400]);
         assert_eq!(keys_behind(&all(&[0, 1, 3])), [0, 0, 1200, 0]);
+        assert_eq!(keys_behind(&without(&[2], &[]).unwrap()), [400, 400, 0, 400]);
+        assert_eq!(keys_behind(&without(&[1, 2], &[0]).unwrap()), [0, 0, 0, 1200]);
+        assert_eq!(without(&[0], &[0]).unwrap(), [], "a lost thread gives no shards");
         let even = Placement::Even(3).map(range, 4).unwrap();
-        assert_eq!(balance(even.shards(), 4, &[]).unwrap(), []);
-        let error = |drained| balance(even.shards(), 4, drained).unwrap_err().to_string();
-        assert!(error(&[4]).contains("no server thread 4 to drain, only 4"), "{}", error(&[4]));
-        assert!(error(&[0, 1, 2, 3]).contains("leave one"));
+        assert_eq!(balance(even.shards(), 4, &[], &BTreeSet::new()).unwrap(), []);
+        let error = |lost, drained| without(lost, drained).unwrap_err().to_string();
+        let unknown = error(&[], &[4]);
+        assert!(unknown.contains("no server thread 4 to drain, only 4"), "{unknown}");
+        for (lost, drained) in [(&[][..], &[0, 1, 2, 3][..]), (&[1, 2], &[0, 3])] {
+            assert!(error(lost, drained).contains("leave one"));
+        }
     }
 
     proptest! {
@@ -329,7 +344,7 @@ mod tests {
             let range = KeyRange::new(0, next).unwrap();
             let map = Placement::Cut(firsts).map(range, 5).unwrap();
             let mut owner: Vec<usize> = map.shards().iter().map(|shard| shard.server).collect();
-            for (shard, to) in balance(map.shards(), 5, &[]).unwrap() {
+            for (shard, to) in balance(map.shards(), 5, &[], &BTreeSet::new()).unwrap() {
                 owner[shard] = to;
             }
             let mut keys = [0; 5];

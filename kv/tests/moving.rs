@@ -369,6 +369,56 @@ fn moves_that_cannot_be_are_refused_by_name() {
     worker.join().unwrap_or_else(|stopped| panic!("{stopped}"));
 }
 
+/// Creates a table of 12 shards, of which thread `lost` of 3 has some or none. Then that is lost,
+/// and the shards are spread.
+fn spread_without(network: &Network, addresses: &[ServerAddress], lost: usize, seed: u64) {
+    let mut draws = Draws(seed);
+    let mut worker = connect(network, 9, addresses);
+    let is_lost = Arc::new(AtomicBool::new(false));
+    let is_told = is_lost.clone();
+    let watch = move || Ok(Vec::from_iter(is_told.load(Ordering::Relaxed).then_some(lost)));
+    worker.watch_servers(watch, Duration::from_micros(300));
+    let has_some = draws.below(2) == 0;
+    let next = (lost + 1) % 3;
+    let owner = |at| if has_some && at % 4 == 0 { lost } else { next };
+    let spec = TableSpec::new(1, "t", ValueType::I64, 1).keys(KeyRange::new(0, 1200).unwrap());
+    let firsts = (0..12).map(|at| (100 * at, owner(at) as u32)).collect();
+    let table = worker.create_table(&spec.placement(Placement::Cut(firsts))).unwrap();
+    let keys: Vec<u64> = (0..1200).collect();
+    let values: Vec<i64> = (0..1200).collect();
+    let pushed = worker.push(table, &keys, &values).unwrap();
+    worker.wait(pushed).unwrap();
+    network.crash(&format!("server {lost}"));
+    is_lost.store(true, Ordering::Relaxed);
+    let moved = worker.rebalance(table, &[]).unwrap();
+    let shards = worker.shards(table).unwrap().to_vec();
+    let of = |server| shards.iter().filter(|shard| shard.server == server).count();
+    let stay = if has_some { 3 } else { 0 };
+    assert_eq!(of(lost), stay, "no shard goes to a lost thread, or comes from there: {shards:?}");
+    assert_eq!(moved.len(), of((lost + 2) % 3), "{moved:?}");
+    assert!(of(next).abs_diff(of((lost + 2) % 3)) <= 1, "{shards:?}");
+    let living = shards.iter().filter(|shard| shard.server != lost);
+    let keys: Vec<u64> = living.flat_map(|it| it.range.begin()..it.range.end()).collect();
+    let pulled = worker.pull(table, &keys).unwrap();
+    let rows = worker.wait(pulled).unwrap();
+    assert!(rows.values::<i64>().iter().map(|row| *row as u64).eq(keys), "they are all there");
+    let error = worker.rebalance(table, &[next, (lost + 2) % 3]).unwrap_err().to_string();
+    assert!(error.contains("not lost is to be drained; leave one"), "{error}");
+}
+
+#[test]
+fn shards_are_spread_over_the_threads_that_live() {
+    for_each_seed(30, |seed| {
+        let network = Network::new(seed, weather(seed));
+        let (addresses, _, stop) = start(&network, 3);
+        let worker = network.spawn("worker", move |network| {
+            spread_without(network, &addresses, seed as usize % 3, seed);
+        });
+        worker.join().unwrap_or_else(|stopped| panic!("seed {seed}: {stopped}"));
+        stop.store(true, Ordering::Relaxed);
+    });
+}
+
 /// Serves as thread `index` of 8; the node's result is how many messages it has received.
 fn counted(network: &Network, index: u32, stop: &Arc<AtomicBool>) -> Node<u64> {
     let stop = stop.clone();

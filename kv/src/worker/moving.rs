@@ -94,15 +94,17 @@ impl Worker {
 
     /// Moves shards of a table so that the server threads have keys as evenly as whole shards
     /// allow, and those of `drained` none; returns the shards that have moved, as they were before.
+    /// Server threads that count as lost get none.
     ///
     /// # Errors
-    /// [`Error::Config`](crate::Error::Config) if all server threads are to be drained, or one that
-    /// does not exist. As [`Worker::move_shard`] for the first shard that cannot be moved; those
-    /// before it have moved.
+    /// [`Error::Config`](crate::Error::Config) if all server threads that are not lost are to be
+    /// drained, or one that does not exist. As [`Worker::move_shard`] for the first shard that
+    /// cannot be moved; those before it have moved.
     pub fn rebalance(&mut self, table: Table, drained: &[usize]) -> Result<Vec<Placed>> {
+        self.check_lost_nodes()?;
         self.follow_shards(table)?;
-        let servers = self.servers.len();
-        let moves = crate::map::balance(self.known(table)?.map.shards(), servers, drained)?;
+        let (servers, lost) = (self.servers.len(), &self.recovery.view.lost);
+        let moves = crate::map::balance(self.known(table)?.map.shards(), servers, drained, lost)?;
         let mut moved = Vec::new();
         for (shard, server) in moves {
             let placed = self.known(table)?.map.shards()[shard];

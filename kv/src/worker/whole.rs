@@ -104,14 +104,16 @@ impl Worker {
         Ok(claims)
     }
 
-    /// Asks all that have or had shards of a table where these are.
+    /// Asks all that live, and have or had shards of a table, where these are.
     pub(super) fn follow_shards(&mut self, table: Table) -> Result<()> {
         let TableState { spec, map, .. } = self.known(table)?;
         let (spec, mut owners) = (spec.clone(), map.owners());
         owners.extend(spec.placement.map(spec.range()?, self.founders)?.owners());
         let text = serde_json::to_string(&spec)?;
         let numbered = Numbered { table: text, dropped: Vec::new(), is_complete: false };
-        let claims = self.create_along(&spec, (table.1, &numbered), BTreeSet::new(), owners)?;
+        let claims = self.ask_survivors(|worker| {
+            worker.create_along(&spec, (table.1, &numbered), BTreeSet::new(), owners.clone())
+        })?;
         for (server, created) in &claims {
             self.enter_claims(table.0 as usize, *server, created);
         }
