@@ -433,6 +433,45 @@ fn an_iteration_under_bsp_has_as_many_pushes_as_one_lane_has_room_for() {
     stop.store(true, Ordering::Relaxed);
 }
 
+/// What comes while others wait for their turn is not the reason to ask about all of them again.
+#[test]
+fn what_waits_for_its_turn_is_seldom_looked_at() {
+    const PUSHES: usize = 30;
+    let network = Network::new(1, Faults::none());
+    let run = Run { credits: 64, ..Run::of(Model::Bsp) };
+    let (addresses, stop) = run.start(&network, 2);
+    let nodes = [PUSHES, 1].map(|pushes| {
+        let (run, addresses) = (run.clone(), addresses.clone());
+        network.spawn(&format!("worker of {pushes}"), move |network| {
+            let mut worker = run.connect(network, 100 + pushes as u32, &addresses);
+            let table = worker.create_table(&counters(Model::Bsp, 2, 1)).unwrap();
+            worker.join(table).unwrap();
+            if pushes == 1 {
+                network.sleep(Duration::from_millis(100)); // the others wait for this one
+            }
+            let mut waiting = Vec::new();
+            for _ in 0..pushes {
+                waiting.push(worker.push(table, &[0], &[1_i64]).unwrap());
+                worker.poll().unwrap(); // sends it by itself
+                network.sleep(Duration::from_millis(1));
+            }
+            waiting.push(worker.advance(table).unwrap());
+            assert_eq!(pull(&mut worker, table)[0], PUSHES as i64 + 1);
+            waiting.push(worker.leave(table).unwrap());
+            waiting.into_iter().for_each(|it| drop(worker.wait(it).unwrap()));
+        })
+    });
+    for node in nodes {
+        node.join().unwrap_or_else(|stopped| panic!("{stopped}"));
+    }
+    stop.store(true, Ordering::Relaxed);
+    network.sleep(Duration::from_millis(2));
+    let ChainCounters { awaited, looks, .. } = *run.counters.lock().unwrap();
+    println!("{awaited} requests waited, {looks} looks");
+    assert!(awaited >= PUSHES as u64, "{awaited} requests waited");
+    assert!(looks <= 5 * awaited, "{looks} looks at {awaited} requests");
+}
+
 /// Models whose state is more than clocks are refused, with what they would need.
 #[test]
 fn other_models_have_no_replicas() {

@@ -182,6 +182,8 @@ pub struct ChainCounters {
     pub refused: u64,
     /// Requests that waited for their table's consistency model.
     pub awaited: u64,
+    /// Times that one of them was asked about again.
+    pub looks: u64,
 }
 
 impl AddAssign for ChainCounters {
@@ -194,6 +196,7 @@ impl AddAssign for ChainCounters {
         self.copied += other.copied;
         self.refused += other.refused;
         self.awaited += other.awaited;
+        self.looks += other.looks;
     }
 }
 

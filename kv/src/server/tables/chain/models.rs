@@ -72,14 +72,27 @@ impl Chain {
 
     /// Lets those requests go that need not wait for the model any longer; returns whether there
     /// were any.
-    fn release_awaiting(&mut self, governor: &Governor, released: &mut VecDeque<Held>) -> bool {
+    fn release_awaiting(
+        &mut self,
+        governor: &Governor,
+        released: &mut VecDeque<Held>,
+        looks: &mut u64,
+    ) -> bool {
+        let is_blocked = |it: &Awaiting| it.blocker.is_some_and(|it| governor.is_blocked(&it));
+        // Where they are served in order, all others wait behind the first, or behind an input of
+        // their worker that does.
+        if governor.foresees() && self.awaiting.first().is_some_and(is_blocked) {
+            *looks += 1;
+            return false;
+        }
         let before = self.awaiting.len();
+        *looks += before as u64;
         for awaiting in std::mem::take(&mut self.awaiting) {
-            let Awaiting { blocker, sender, ref held, .. } = awaiting;
+            let Awaiting { sender, ref held, .. } = awaiting;
             let is_behind =
                 awaiting.is_input && self.awaits_earlier(sender, held.message.timestamp());
             let is_early = awaiting.is_access && self.awaits_lower(awaiting.order);
-            match is_behind || is_early || blocker.is_some_and(|it| governor.is_blocked(&it)) {
+            match is_behind || is_early || is_blocked(&awaiting) {
                 true => self.awaiting.push(awaiting),
                 false => released.push_back(awaiting.held),
             }
@@ -214,7 +227,8 @@ impl Tables {
                 let item = Unconfirmed { number: 0, inputs, reply: None };
                 chains.pass_on(lanes, chain, *index, place, item);
             }
-            is_busy |= chain.release_awaiting(governor, &mut moves.released);
+            let looks = &mut chains.counters.looks;
+            is_busy |= chain.release_awaiting(governor, &mut moves.released, looks);
         }
         is_busy
     }
