@@ -9,6 +9,8 @@
 mod cluster;
 #[path = "support/faults.rs"]
 mod faults;
+#[path = "support/oracle.rs"]
+mod oracle;
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -18,7 +20,7 @@ use std::time::Duration;
 
 use caravan_kv::consistency::Model;
 use caravan_kv::node::Role;
-use caravan_kv::server::{ChainCounters, Copies};
+use caravan_kv::server::ChainCounters;
 use caravan_kv::{
     App, Apps, Cluster, ClusterConfig, Error, Handles, Launch, NodeConfig, Placement,
     ServerAddress, ServerThread, Table, TableSpec, Target, ValueType, Worker, WorkerNode, history,
@@ -27,6 +29,7 @@ use caravan_van::KeyRange;
 use caravan_van::sim::{Faults, Network, for_each_seed};
 use cluster::{Draws, connect, endpoint_with};
 use faults::{FAULTS, Fault};
+use oracle::Oracle;
 use serde_json::{Value, json};
 
 /// Most workers of a run; each has a key of its own, and all push to the others.
@@ -39,21 +42,13 @@ const ITERATIONS: [u64; 2] = [12, 400];
 /// What all nodes of a run share besides the network.
 #[derive(Clone, Default)]
 struct Run {
+    oracle: Oracle,
     /// Credits of each lane.
     credits: u16,
-    /// The servers that count as lost.
-    lost: Arc<AtomicU64>,
-    joined: Arc<AtomicU64>,
-    /// Workers that have pushed everything.
-    done: Arc<AtomicU64>,
-    /// Whether all faults have come.
-    is_calm: Arc<AtomicBool>,
     /// By worker, the iterations that it has made when it leaves, else 0.
     left: Arc<[AtomicU64; WORKERS as usize]>,
     /// The largest bound that the model has had.
     bound: Arc<AtomicU64>,
-    copies: Arc<Mutex<BTreeMap<u64, Copies>>>,
-    counters: Arc<Mutex<ChainCounters>>,
     histories: Arc<Mutex<Vec<Written>>>,
 }
 
@@ -81,54 +76,22 @@ impl Run {
 
     fn connect(&self, network: &Network, node: u32, servers: &[ServerAddress]) -> Worker {
         let endpoint = endpoint_with(network, node, Role::Worker.number(), self.credits);
-        let mut worker = Worker::new(endpoint, servers, Duration::from_secs(60)).unwrap();
-        let lost = self.lost.clone();
-        let watch = move || {
-            let lost = lost.load(Ordering::Relaxed);
-            Ok((0..64).filter(|server| lost & 1 << server != 0).collect())
-        };
-        worker.watch_servers(watch, Duration::from_micros(300));
-        worker
-    }
-
-    /// Whether all servers that are not lost know of `lost` others, and all copies are whole.
-    fn is_full(&self, lost: usize) -> bool {
-        let gone = self.lost.load(Ordering::Relaxed);
-        let copies = self.copies.lock().unwrap();
-        let mut living = copies.iter().filter(|(server, _)| gone & 1 << **server == 0);
-        living.all(|(_, it)| it.lost >= lost && it.missing + it.coming == 0)
+        self.oracle.tell(Worker::new(endpoint, servers, Duration::from_secs(60)).unwrap())
     }
 
     fn start(&self, network: &Network, count: usize) -> (Vec<ServerAddress>, Arc<AtomicBool>) {
-        let stop = Arc::new(AtomicBool::new(false));
-        for index in 0..count {
-            let (stop, run) = (stop.clone(), self.clone());
-            network.spawn(&format!("server {index}"), move |network| {
-                let role = Role::Server.number();
-                let endpoint = endpoint_with(network, index as u32, role, run.credits);
-                let server = ServerThread::new(endpoint, index, count, Handles::default());
-                let histories = run.histories.clone();
-                let mut server = server.move_by(100).record_histories(move |_, _| {
-                    let written = Written::default();
-                    histories.lock().unwrap().push(written.clone());
-                    Ok(Box::new(written))
-                });
-                while !stop.load(Ordering::Relaxed) {
-                    let is_busy = server.step().unwrap();
-                    run.copies.lock().unwrap().insert(index as u64, server.copies());
-                    if !is_busy {
-                        network.sleep(Duration::from_micros(100));
-                    }
-                }
-                *run.counters.lock().unwrap() += server.chains();
-            });
-            network.sleep(Duration::from_micros(1)); // keeps addresses in order
-        }
-        let at = |index| ServerAddress {
-            name: format!("server {index}"),
-            address: format!("sim:{index}"),
-        };
-        ((0..count).map(at).collect(), stop)
+        let Run { credits, ref histories, .. } = *self;
+        let histories = histories.clone();
+        self.oracle.start(network, count, move |network, index| {
+            let endpoint = endpoint_with(network, index as u32, Role::Server.number(), credits);
+            let server = ServerThread::new(endpoint, index, count, Handles::default());
+            let histories = histories.clone();
+            server.move_by(100).record_histories(move |_, _| {
+                let written = Written::default();
+                histories.lock().unwrap().push(written.clone());
+                Ok(Box::new(written))
+            })
+        })
     }
 
     /// Checks the history of each copy; returns the numbers of their reads and writes.
@@ -180,12 +143,12 @@ fn work(
     let is_bsp = spec.consistency.is_some_and(|it| it.model == Model::Bsp);
     let table = worker.create_table(spec).unwrap();
     assert_eq!(worker.join(table).unwrap(), 1);
-    run.joined.fetch_add(1, Ordering::Relaxed);
+    run.oracle.begin();
     let mut pushed = vec![0; KEYS as usize];
     let mut seen = vec![0; KEYS as usize];
     let mut waiting = Vec::new();
     let mut clock = 1;
-    while clock <= ITERATIONS[0] || !run.is_calm.load(Ordering::Relaxed) {
+    while clock <= ITERATIONS[0] || !run.oracle.is_calm() {
         assert!(clock < ITERATIONS[1], "seed {seed}: faults do not end");
         network.sleep(Duration::from_micros(draws.below(500)));
         let now = pull(worker, table);
@@ -247,7 +210,6 @@ fn spec_has_bound(spec: &TableSpec) -> bool {
 /// Brings faults about.
 fn act(network: &Network, run: &Run, fault: Fault, sizes: [u64; 3], draws: &mut Draws) {
     let [servers, workers, replicas] = sizes;
-    let mut lost = Vec::new();
     let times = match fault {
         Fault::Crash | Fault::Pause => replicas,
         Fault::Again => servers - 1,
@@ -255,16 +217,9 @@ fn act(network: &Network, run: &Run, fault: Fault, sizes: [u64; 3], draws: &mut 
     };
     for _ in 0..times {
         network.sleep(Duration::from_micros(draws.below(6000)));
-        let mut server = draws.below(servers);
-        while lost.contains(&server) {
-            server = (server + 1) % servers;
-        }
+        let server = run.oracle.living(draws.below(servers), servers);
         if fault == Fault::Again {
-            let is_full = (0..4000).any(|_| {
-                network.sleep(Duration::from_micros(50));
-                run.is_full(lost.len())
-            });
-            assert!(is_full, "a copy is missing");
+            run.oracle.wait_for_copies(network);
         }
         let name = format!("server {server}");
         let broken = Duration::from_millis(5 + draws.below(10));
@@ -284,11 +239,10 @@ fn act(network: &Network, run: &Run, fault: Fault, sizes: [u64; 3], draws: &mut 
                 network.freeze(&name, detected + Duration::from_micros(draws.below(6000)));
             }
         }
-        lost.push(server);
         network.sleep(detected);
-        run.lost.fetch_or(1 << server, Ordering::Relaxed);
+        run.oracle.lose(server);
     }
-    run.is_calm.store(true, Ordering::Relaxed);
+    run.oracle.calm_down();
 }
 
 fn model(seed: u64) -> Model {
@@ -320,10 +274,7 @@ fn run(seed: u64) -> (Fault, ChainCounters, u64) {
             network.spawn(&format!("worker {rank}"), move |network| {
                 let mut worker = all.connect(network, 100 + rank as u32, &addresses);
                 let pushed = work(network, &mut worker, &all, &spec, [seed, rank, workers]);
-                all.done.fetch_add(1, Ordering::Relaxed);
-                while all.done.load(Ordering::Relaxed) < workers {
-                    network.sleep(Duration::from_micros(500));
-                }
+                all.oracle.end(network, workers);
                 let table = worker.create_table(&spec).unwrap();
                 (pushed, pull(&mut worker, table), worker.freshness(table).unwrap())
             })
@@ -331,9 +282,7 @@ fn run(seed: u64) -> (Fault, ChainCounters, u64) {
         .collect();
     let run = all.clone();
     let fate = network.spawn("fate", move |network| {
-        while run.joined.load(Ordering::Relaxed) < workers {
-            network.sleep(Duration::from_micros(100));
-        }
+        run.oracle.wait_for_workers(network, workers);
         act(network, &run, fault, [servers, workers, u64::from(replicas)], &mut draws);
     });
     fate.join().unwrap_or_else(|stopped| panic!("seed {seed}, {fault:?}: {stopped}"));
@@ -352,8 +301,7 @@ fn run(seed: u64) -> (Fault, ChainCounters, u64) {
     network.sleep(Duration::from_millis(2));
     let [reads, writes] = all.check_histories(&format!("seed {seed}, {fault:?}, {model}"));
     assert!(reads > 0 && writes > 0);
-    let counters = *all.counters.lock().unwrap();
-    (fault, counters, reads)
+    (fault, all.oracle.counters(), reads)
 }
 
 /// Runs these seeds, and prints what happened in them.
@@ -415,7 +363,7 @@ fn an_iteration_under_bsp_has_as_many_pushes_as_one_lane_has_room_for() {
             if clock == 2 || clock == 3 {
                 let server = clock - 2;
                 network.crash(&format!("server {server}"));
-                run.lost.fetch_or(1 << server, Ordering::Relaxed);
+                run.oracle.lose(server as u64);
             }
             waiting.push(worker.advance(table).unwrap());
             waiting.into_iter().for_each(|it| drop(worker.wait(it).unwrap()));
@@ -466,7 +414,7 @@ fn what_waits_for_its_turn_is_seldom_looked_at() {
     }
     stop.store(true, Ordering::Relaxed);
     network.sleep(Duration::from_millis(2));
-    let ChainCounters { awaited, looks, .. } = *run.counters.lock().unwrap();
+    let ChainCounters { awaited, looks, .. } = run.oracle.counters();
     println!("{awaited} requests waited, {looks} looks");
     assert!(awaited >= PUSHES as u64, "{awaited} requests waited");
     assert!(looks <= 5 * awaited, "{looks} looks at {awaited} requests");

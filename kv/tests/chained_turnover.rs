@@ -7,13 +7,15 @@
 
 #[path = "support/simulated.rs"]
 mod cluster;
+#[path = "support/oracle.rs"]
+mod oracle;
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use caravan_kv::server::{ChainCounters, Copies, Extract, Request};
+use caravan_kv::server::{ChainCounters, Extract, Request};
 use caravan_kv::turnover::Turnover;
 use caravan_kv::{
     Handles, Placement, ServerAddress, ServerThread, Shard, Table, TableSpec, ValueType, Worker,
@@ -21,6 +23,7 @@ use caravan_kv::{
 use caravan_van::sim::{Faults, Network, for_each_seed};
 use caravan_van::{KeyRange, Pool, Value};
 use cluster::{Draws, connect, server_endpoint};
+use oracle::Oracle;
 
 const KEYS: u64 = 1000;
 
@@ -30,76 +33,15 @@ const WIDTH: u32 = 32;
 /// Rounds of a worker, at least and at most; between them it waits for faults to come.
 const ROUNDS: [u64; 2] = [25, 1000];
 
-/// What all nodes of a run share besides the network.
-#[derive(Clone, Default)]
-struct Run {
-    /// The servers that count as lost.
-    lost: Arc<AtomicU64>,
-    /// Workers that have the tables.
-    begun: Arc<AtomicU64>,
-    /// Workers that have pushed everything.
-    done: Arc<AtomicU64>,
-    /// Whether all faults have come.
-    is_calm: Arc<AtomicBool>,
-    copies: Arc<Mutex<BTreeMap<u64, Copies>>>,
-    counters: Arc<Mutex<ChainCounters>>,
-}
-
-impl Run {
-    fn connect(&self, network: &Network, node: u32, servers: &[ServerAddress]) -> Worker {
-        let mut worker = connect(network, node, servers);
-        let lost = self.lost.clone();
-        let watch = move || {
-            let lost = lost.load(Ordering::Relaxed);
-            Ok((0..64).filter(|server| lost & 1 << server != 0).collect())
-        };
-        worker.watch_servers(watch, Duration::from_micros(300));
-        worker
-    }
-
-    fn is_lost(&self, server: u64) -> bool {
-        self.lost.load(Ordering::Relaxed) & 1 << server != 0
-    }
-
-    /// Waits until all servers know who is lost, and all copies are whole.
-    fn wait_for_copies(&self, network: &Network) {
-        let lost = self.lost.load(Ordering::Relaxed).count_ones() as usize;
-        for _ in 0..4000 {
-            network.sleep(Duration::from_micros(50));
-            let copies = self.copies.lock().unwrap();
-            let mut living = copies.iter().filter(|(server, _)| !self.is_lost(**server));
-            if living.all(|(_, it)| it.lost >= lost && it.missing + it.coming == 0) {
-                return;
-            }
-        }
-        panic!("a copy is missing");
-    }
-
-    fn start(&self, network: &Network, count: usize) -> (Vec<ServerAddress>, Arc<AtomicBool>) {
-        let stop = Arc::new(AtomicBool::new(false));
-        for index in 0..count {
-            let (stop, run) = (stop.clone(), self.clone());
-            network.spawn(&format!("server {index}"), move |network| {
-                let endpoint = server_endpoint(network, index as u32);
-                let server = ServerThread::new(endpoint, index, count, Handles::default());
-                let mut server = server.move_by(4000);
-                while !stop.load(Ordering::Relaxed) {
-                    let is_busy = server.step().unwrap();
-                    run.copies.lock().unwrap().insert(index as u64, server.copies());
-                    if !is_busy {
-                        network.sleep(Duration::from_micros(100));
-                    }
-                }
-                *run.counters.lock().unwrap() += server.chains();
-            });
-            network.sleep(Duration::from_micros(1)); // keeps addresses in order
-        }
-        let at = |index| ServerAddress {
-            name: format!("server {index}"),
-            address: format!("sim:{index}"),
-        };
-        ((0..count).map(at).collect(), stop)
-    }
+fn start(
+    network: &Network,
+    oracle: &Oracle,
+    count: usize,
+) -> (Vec<ServerAddress>, Arc<AtomicBool>) {
+    oracle.start(network, count, move |network, index| {
+        let endpoint = server_endpoint(network, index as u32);
+        ServerThread::new(endpoint, index, count, Handles::default()).move_by(4000)
+    })
 }
 
 /// Tables of all kinds; the last one has rows of their own lengths. Those of the first worker alone
@@ -242,7 +184,7 @@ fn pull(worker: &mut Worker, table: Table) -> BTreeMap<u64, i64> {
 fn work_alone(
     network: &Network,
     worker: &mut Worker,
-    run: &Run,
+    oracle: &Oracle,
     specs: &[TableSpec],
     seed: u64,
 ) -> [usize; 2] {
@@ -251,11 +193,11 @@ fn work_alone(
     let pairs = tables.iter().zip(specs);
     let mut references: Vec<_> =
         pairs.map(|(table, spec)| Reference::new(worker, *table, spec)).collect();
-    run.begun.fetch_add(1, Ordering::Relaxed);
+    oracle.begin();
     let mut before = vec![BTreeMap::new(); specs.len()];
     let (mut refused, mut gone) = (0, 0);
     for round in 0..ROUNDS[1] {
-        if round >= ROUNDS[0] && run.is_calm.load(Ordering::Relaxed) {
+        if round >= ROUNDS[0] && oracle.is_calm() {
             break;
         }
         network.sleep(Duration::from_micros(draws.below(600)));
@@ -297,16 +239,16 @@ fn work_alone(
 fn work_among_others(
     network: &Network,
     worker: &mut Worker,
-    run: &Run,
+    oracle: &Oracle,
     spec: &TableSpec,
     [seed, node]: [u64; 2],
 ) {
     let mut draws = Draws(seed << 8 | node);
     let table = worker.create_table(spec).unwrap();
-    run.begun.fetch_add(1, Ordering::Relaxed);
+    oracle.begin();
     let mut sums = BTreeMap::new();
     for round in 0..ROUNDS[1] {
-        if round >= ROUNDS[0] && run.is_calm.load(Ordering::Relaxed) {
+        if round >= ROUNDS[0] && oracle.is_calm() {
             break;
         }
         network.sleep(Duration::from_micros(draws.below(600)));
@@ -324,7 +266,7 @@ fn work_among_others(
 
 /// Servers die one after the other until one is left, each when the copies of those before were
 /// made good, or as many as there are copies at any time; between that lanes break.
-fn act(network: &Network, run: &Run, [servers, replicas]: [u64; 2], draws: &mut Draws) {
+fn act(network: &Network, oracle: &Oracle, [servers, replicas]: [u64; 2], draws: &mut Draws) {
     let waits = draws.below(2) == 0;
     let losses = if waits { servers - 1 } else { replicas };
     for _ in 0..losses {
@@ -338,17 +280,14 @@ fn act(network: &Network, run: &Run, [servers, replicas]: [u64; 2], draws: &mut 
             network.cut("worker 0", &format!("server {one}"), Duration::from_millis(5));
         }
         if waits {
-            run.wait_for_copies(network);
+            oracle.wait_for_copies(network);
         }
-        let mut server = draws.below(servers);
-        while run.is_lost(server) {
-            server = (server + 1) % servers;
-        }
+        let server = oracle.living(draws.below(servers), servers);
         network.crash(&format!("server {server}"));
         network.sleep(Duration::from_micros(500 + draws.below(5000)));
-        run.lost.fetch_or(1 << server, Ordering::Relaxed);
+        oracle.lose(server);
     }
-    run.is_calm.store(true, Ordering::Relaxed);
+    oracle.calm_down();
 }
 
 /// One run; returns the counters of its servers, how many pushes were refused, and how many rows
@@ -359,38 +298,33 @@ fn run(seed: u64) -> (ChainCounters, [usize; 2]) {
     let mut draws = Draws(seed);
     let (servers, workers) = (3 + draws.below(2), 3);
     let replicas = 1 + draws.below(2) as u32;
-    let run = Run::default();
-    let (addresses, stop) = run.start(&network, servers as usize);
+    let oracle = Oracle::default();
+    let (addresses, stop) = start(&network, &oracle, servers as usize);
     let nodes: Vec<_> = (0..workers)
         .map(|node| {
-            let (addresses, run) = (addresses.clone(), run.clone());
+            let (addresses, oracle) = (addresses.clone(), oracle.clone());
             network.spawn(&format!("worker {node}"), move |network| {
-                let mut worker = run.connect(network, 100 + node as u32, &addresses);
+                let mut worker = oracle.tell(connect(network, 100 + node as u32, &addresses));
                 let specs = tables(replicas);
                 let (shared, own) = specs.split_last().unwrap();
                 let seen = match node {
-                    0 => work_alone(network, &mut worker, &run, own, seed),
+                    0 => work_alone(network, &mut worker, &oracle, own, seed),
                     _ => {
-                        work_among_others(network, &mut worker, &run, shared, [seed, node]);
+                        work_among_others(network, &mut worker, &oracle, shared, [seed, node]);
                         [0; 2]
                     }
                 };
-                run.done.fetch_add(1, Ordering::Relaxed);
-                while run.done.load(Ordering::Relaxed) < workers {
-                    network.sleep(Duration::from_micros(500));
-                }
+                oracle.end(network, workers);
                 let shared = worker.create_table(shared).unwrap();
                 (seen, pull(&mut worker, shared))
             })
         })
         .collect();
     let fate = {
-        let run = run.clone();
+        let oracle = oracle.clone();
         network.spawn("fate", move |network| {
-            while run.begun.load(Ordering::Relaxed) < workers {
-                network.sleep(Duration::from_micros(100));
-            }
-            act(network, &run, [servers, replicas.into()], &mut draws);
+            oracle.wait_for_workers(network, workers);
+            act(network, &oracle, [servers, replicas.into()], &mut draws);
         })
     };
     fate.join().unwrap_or_else(|stopped| panic!("seed {seed}: {stopped}"));
@@ -400,7 +334,7 @@ fn run(seed: u64) -> (ChainCounters, [usize; 2]) {
     assert!(joined.iter().all(|(_, rows)| *rows == joined[0].1), "seed {seed}: all read the same");
     stop.store(true, Ordering::Relaxed);
     network.sleep(Duration::from_millis(2));
-    (*run.counters.lock().unwrap(), joined[0].0)
+    (oracle.counters(), joined[0].0)
 }
 
 #[test]

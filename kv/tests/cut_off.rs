@@ -8,32 +8,30 @@
 //! `CARAVAN_SEED=<seed> cargo test` replays it.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+#[path = "support/board.rs"]
+mod board;
 #[path = "support/simulated.rs"]
 mod cluster;
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use board::{LOOK, SERVERS, moves_of};
 use caravan_kv::server::{MoveCounters, MoveStep, ShardStep};
 use caravan_kv::{
-    Error, Handles, Placed, Placement, ServerAddress, ServerThread, Table, TableSpec, Timestamp,
-    ValueType, Worker,
+    Error, Handles, Placed, Placement, ServerAddress, Table, TableSpec, Timestamp, ValueType,
+    Worker,
 };
 use caravan_van::KeyRange;
-use caravan_van::sim::{Faults, Network, Node, for_each_seed};
-use cluster::{Draws, connect, server_endpoint};
+use caravan_van::sim::{Faults, Network, for_each_seed};
+use cluster::{Draws, connect};
 
-const SERVERS: usize = 3;
 const WORKERS: usize = 8;
 const KEYS: u64 = 240;
 
 /// Pushes of a worker, each of which has a bit of an `i64`.
 const PUSHES: u64 = 40;
-
-/// How often a server looks for work, and how old what [`Board`] says can be.
-const LOOK: Duration = Duration::from_micros(20);
 
 /// A sparse and a dense table, with two shards on each server at first.
 fn tables() -> [TableSpec; 2] {
@@ -83,14 +81,8 @@ const FATES: [Fate; 3] = [Fate::Answered, Fate::Lost, Fate::Unanswered];
 /// How many pushes to one shard had this step when they were made, and this fate.
 type Pairs = BTreeMap<(Step, Fate), u64>;
 
-/// What all nodes of a run see: the shards at each server, the last push of each worker that it
-/// waits for, and how many workers are done.
-#[derive(Clone, Default)]
-struct Board {
-    shards: Arc<Mutex<[Vec<ShardStep>; SERVERS]>>,
-    last: Arc<Mutex<[Option<Last>; WORKERS]>>,
-    done: Arc<AtomicU64>,
-}
+/// It notes the last push of each worker that it waits for.
+type Board = board::Board<[Option<Last>; WORKERS]>;
 
 /// A push to one shard.
 #[derive(Clone, Copy)]
@@ -117,7 +109,7 @@ impl Board {
 
     /// A worker that waits for a push of this step, and the push.
     fn waiting(&self, step: Step) -> Option<(usize, Last)> {
-        let last = self.last.lock().unwrap();
+        let last = self.notes.lock().unwrap();
         let has_step = |last: &Last| last.step == step;
         (0..WORKERS).find_map(|worker| Some((worker, last[worker].filter(has_step)?)))
     }
@@ -127,35 +119,6 @@ impl Board {
         let has_it = |server: &usize| self.step(*server, last.table, last.range).is_some();
         (0..SERVERS).filter(|server| *server != last.server).find(has_it)
     }
-
-    fn is_over(&self) -> bool {
-        self.done.load(Ordering::Relaxed) == WORKERS as u64
-    }
-}
-
-/// Starts a server, which says on the board how far its shards have come.
-fn serve(
-    network: &Network,
-    index: usize,
-    board: &Board,
-    stop: &Arc<AtomicBool>,
-) -> Node<MoveCounters> {
-    let (board, stop) = (board.clone(), stop.clone());
-    let node = network.spawn(&format!("server {index}"), move |network| {
-        let endpoint = server_endpoint(network, index as u32);
-        let server = ServerThread::new(endpoint, index, SERVERS, Handles::default());
-        let mut server = server.move_by(300);
-        while !stop.load(Ordering::Relaxed) {
-            let is_busy = server.step().unwrap();
-            board.shards.lock().unwrap()[index] = server.shards();
-            if !is_busy {
-                network.sleep(LOOK);
-            }
-        }
-        server.moves()
-    });
-    network.sleep(Duration::from_micros(1)); // keeps addresses in order
-    node
 }
 
 /// A push that has not been answered.
@@ -213,7 +176,7 @@ impl Counting<'_> {
             server: it.server,
             step,
         });
-        self.board.last.lock().unwrap()[self.node] = last;
+        self.board.notes.lock().unwrap()[self.node] = last;
         let mut rows = vec![0i64; keys.len() * WORKERS];
         rows.iter_mut().skip(self.node).step_by(WORKERS).for_each(|it| *it = 1 << number);
         let timestamp = match self.worker.push(self.tables[table], &keys, &rows) {
@@ -227,7 +190,7 @@ impl Counting<'_> {
     /// Waits for a push; returns it if its lane broke.
     fn wait(&mut self, sent: Sent) -> Option<Sent> {
         let waited = sent.timestamp.map(|timestamp| self.worker.wait(timestamp));
-        self.board.last.lock().unwrap()[self.node] = None;
+        self.board.notes.lock().unwrap()[self.node] = None;
         match waited {
             Some(Ok(_)) => {
                 sent.keys.iter().for_each(|key| self.enter(&sent, *key));
@@ -335,7 +298,7 @@ fn shift(network: &Network, addresses: &[ServerAddress], board: &Board, seed: u6
     let mut worker = connect(network, 98, addresses);
     let tables = tables().map(|spec| worker.create_table(&spec).unwrap());
     let mut waiting = VecDeque::new();
-    while !board.is_over() {
+    while !board.is_over(WORKERS) {
         network.sleep(Duration::from_micros(draws.below(500)));
         let table = tables[draws.below(2) as usize];
         let shards = worker.shards(table).unwrap();
@@ -354,7 +317,7 @@ fn shift(network: &Network, addresses: &[ServerAddress], board: &Board, seed: u6
 /// move: from the server that has the push, or the one to which it goes when it comes back.
 fn cut(network: &Network, board: &Board, seed: u64) {
     let mut draws = Draws(seed ^ 99);
-    while !board.is_over() {
+    while !board.is_over(WORKERS) {
         let step = STEPS[draws.below(STEPS.len() as u64) as usize];
         let found = (0..200).find_map(|_| {
             network.sleep(LOOK);
@@ -372,12 +335,8 @@ fn cut(network: &Network, board: &Board, seed: u64) {
 
 fn run(seed: u64) -> (Pairs, MoveCounters) {
     let network = Network::new(seed, faults());
-    let stop = Arc::new(AtomicBool::new(false));
     let board = Board::default();
-    let servers: Vec<_> = (0..SERVERS).map(|index| serve(&network, index, &board, &stop)).collect();
-    let at =
-        |index| ServerAddress { name: format!("server {index}"), address: format!("sim:{index}") };
-    let addresses: Vec<_> = (0..SERVERS).map(at).collect();
+    let (addresses, servers) = board.start(&network, &Handles::default(), 300);
     let mut reader = connect(&network, 99, &addresses);
     let made = tables().map(|spec| reader.create_table(&spec).unwrap());
     let working: Vec<_> = (0..WORKERS)
@@ -394,7 +353,8 @@ fn run(seed: u64) -> (Pairs, MoveCounters) {
         .collect();
     let (to, of) = (addresses, board.clone());
     let mover = network.spawn("mover", move |network| shift(network, &to, &of, seed));
-    let cutter = network.spawn("cutter", move |network| cut(network, &board, seed));
+    let of = board.clone();
+    let cutter = network.spawn("cutter", move |network| cut(network, &of, seed));
     let mut pairs = Pairs::new();
     let mut pushed = Vec::new();
     for node in working {
@@ -414,12 +374,8 @@ fn run(seed: u64) -> (Pairs, MoveCounters) {
             assert_eq!(row, expected, "key {key} of table {at}");
         }
     }
-    stop.store(true, Ordering::Relaxed);
-    let mut moves = MoveCounters::default();
-    for server in servers {
-        moves += server.join().unwrap_or_else(|stopped| panic!("{stopped}"));
-    }
-    (pairs, moves)
+    board.stop();
+    (pairs, moves_of(servers))
 }
 
 /// Runs so many seeds. All pairs of a step and a fate must have occurred, unless `CARAVAN_SEED` has

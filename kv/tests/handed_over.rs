@@ -6,35 +6,31 @@
 //! its seed; `CARAVAN_SEED=<seed> cargo test` replays it.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+#[path = "support/board.rs"]
+mod board;
 #[path = "support/simulated.rs"]
 mod cluster;
 #[path = "support/ticks.rs"]
 mod ticks;
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use board::{LOOK, SERVERS, moves_of};
 use caravan_kv::server::{MoveCounters, MoveStep, ShardStep};
-use caravan_kv::{
-    Handles, Placement, ServerAddress, ServerThread, Table, TableSpec, ValueType, Worker,
-};
+use caravan_kv::{Handles, Placement, ServerAddress, Table, TableSpec, ValueType, Worker};
 use caravan_van::KeyRange;
-use caravan_van::sim::{Faults, Network, Node, for_each_seed};
-use cluster::{Draws, connect, server_endpoint};
+use caravan_van::sim::{Faults, Network, for_each_seed};
+use cluster::{Draws, connect};
 use ticks::{check_ticks, tick, with_ticks};
 
-const SERVERS: usize = 3;
-const WORKERS: u64 = 3;
+const WORKERS: usize = 3;
 const KEYS: u64 = 120;
 
 /// Ids of [`rows`] and of a table with replicas.
 const ROWS: u32 = 8;
 const COPIED: u32 = 9;
-
-/// How often a server looks for work, and how old what [`Board`] says can be.
-const LOOK: Duration = Duration::from_micros(20);
 
 /// Rows in a hash map, rows in an array, and a shard that moves by its image; two shards on each
 /// server at first.
@@ -50,15 +46,8 @@ fn faults() -> Faults {
     Faults { detection: Duration::from_millis(4), ..Faults::jittery() }
 }
 
-/// What all nodes of a run see: the shards at each server, and how many workers are done.
-#[derive(Clone, Default)]
-struct Board {
-    shards: Arc<Mutex<[Vec<ShardStep>; SERVERS]>>,
-    done: Arc<AtomicU64>,
-    stop: Arc<AtomicBool>,
-    /// A bit for each server that counts as lost.
-    lost: Arc<AtomicU64>,
-}
+/// It notes which server counts as lost.
+type Board = board::Board<Option<usize>>;
 
 impl Board {
     /// Two servers between which a shard moves that has come as far as `step` at the first.
@@ -87,10 +76,6 @@ impl Board {
         (all.len(), moving, all.iter().filter(doubled).count())
     }
 
-    fn is_over(&self) -> bool {
-        self.done.load(Ordering::Relaxed) == WORKERS
-    }
-
     /// Waits until no shard moves; returns as [`Board::count`].
     fn settle(&self, network: &Network) -> (usize, usize, usize) {
         let counted = (0..500).find_map(|_| {
@@ -99,32 +84,6 @@ impl Board {
         });
         counted.unwrap_or_else(|| self.count())
     }
-}
-
-/// Starts servers, which say on the board how far their shards have come.
-fn start(network: &Network, board: &Board) -> (Vec<ServerAddress>, Vec<Node<MoveCounters>>) {
-    let nodes = (0..SERVERS).map(|index| {
-        let board = board.clone();
-        let node = network.spawn(&format!("server {index}"), move |network| {
-            let endpoint = server_endpoint(network, index as u32);
-            let handles = with_ticks(Handles::default());
-            let mut server = ServerThread::new(endpoint, index, SERVERS, handles).move_by(100);
-            while !board.stop.load(Ordering::Relaxed) {
-                let is_busy = server.step().unwrap();
-                board.shards.lock().unwrap()[index] = server.shards();
-                if !is_busy {
-                    network.sleep(LOOK);
-                }
-            }
-            server.moves()
-        });
-        network.sleep(Duration::from_micros(1)); // keeps addresses in order
-        node
-    });
-    let nodes = nodes.collect();
-    let at =
-        |index| ServerAddress { name: format!("server {index}"), address: format!("sim:{index}") };
-    ((0..SERVERS).map(at).collect(), nodes)
 }
 
 /// Pushes ones; returns how many each key got, and the counts of commands.
@@ -170,7 +129,7 @@ fn shift(network: &Network, addresses: &[ServerAddress], board: &Board, seed: u6
         Ok(_) => {}
         Err(error) => assert!(error.to_string().contains("stay here"), "{error}"),
     };
-    while !board.is_over() {
+    while !board.is_over(WORKERS) {
         network.sleep(Duration::from_micros(draws.below(500)));
         let table = tables[draws.below(3) as usize];
         let shards = worker.shards(table).unwrap();
@@ -190,7 +149,7 @@ fn shift(network: &Network, addresses: &[ServerAddress], board: &Board, seed: u6
 fn cut(network: &Network, board: &Board, seed: u64) -> u64 {
     let mut draws = Draws(seed ^ 99);
     let mut handed_over = 0;
-    while !board.is_over() {
+    while !board.is_over(WORKERS) {
         let step = [MoveStep::Copying, MoveStep::Closing, MoveStep::Closing, MoveStep::Closing];
         let step = step[draws.below(4) as usize];
         let found = (0..100).find_map(|_| {
@@ -216,13 +175,14 @@ fn pull(worker: &mut Worker, table: Table) -> Vec<i64> {
 fn run(seed: u64) -> (MoveCounters, u64) {
     let network = Network::new(seed, faults());
     let board = Board::default();
-    let (addresses, servers) = start(&network, &board);
+    let handles = with_ticks(Handles::default());
+    let (addresses, servers) = board.start(&network, &handles, 100);
     let working: Vec<_> = (0..WORKERS)
         .map(|node| {
             let (addresses, board) = (addresses.clone(), board.clone());
             network.spawn(&format!("worker {node}"), move |network| {
                 let worker = connect(network, 100 + node as u32, &addresses);
-                work(network, worker, &board, seed << 8 | node)
+                work(network, worker, &board, seed << 8 | node as u64)
             })
         })
         .collect();
@@ -246,12 +206,8 @@ fn run(seed: u64) -> (MoveCounters, u64) {
     assert_eq!(pull(&mut worker, dense), sums, "the dense table");
     let counted = board.settle(&network);
     assert_eq!(counted, (3 * 2 * SERVERS, 0, 0), "shards, those that move, and doubled ones");
-    board.stop.store(true, Ordering::Relaxed);
-    let mut moves = MoveCounters::default();
-    for server in servers {
-        moves += server.join().unwrap_or_else(|stopped| panic!("{stopped}"));
-    }
-    (moves, cuts)
+    board.stop();
+    (moves_of(servers), cuts)
 }
 
 /// Runs so many seeds; lanes must have broken while shards were handed over.
@@ -289,15 +245,12 @@ fn rows() -> TableSpec {
 /// Tells servers who is lost, as a worker does with a table that has replicas.
 fn tell(network: &Network, addresses: &[ServerAddress], board: &Board) {
     let mut worker = connect(network, 99, addresses);
-    let lost = board.lost.clone();
-    let watch = move || {
-        let lost = lost.load(Ordering::Relaxed);
-        Ok((0..SERVERS).filter(|server| lost & 1 << server != 0).collect())
-    };
+    let lost = board.notes.clone();
+    let watch = move || Ok(Vec::from_iter(*lost.lock().unwrap()));
     worker.watch_servers(watch, Duration::from_micros(300));
     let copied = TableSpec::new(COPIED, "copied", ValueType::I64, 1).replicas(1);
     let table = worker.create_table(&copied).unwrap();
-    while !board.is_over() {
+    while !board.is_over(WORKERS) {
         network.sleep(Duration::from_millis(1));
         let pulled = worker.pull(table, &[0, u64::MAX / 2, u64::MAX - 1]).unwrap();
         worker.wait(pulled).unwrap();
@@ -309,7 +262,8 @@ fn tell(network: &Network, addresses: &[ServerAddress], board: &Board) {
 fn crash(seed: u64, victim: usize) -> (bool, bool) {
     let network = Network::new(seed, faults());
     let board = Board::default();
-    let (addresses, _servers) = start(&network, &board);
+    let handles = with_ticks(Handles::default());
+    let (addresses, _) = board.start(&network, &handles, 100);
     let (to, of) = (addresses.clone(), board.clone());
     let teller = network.spawn("teller", move |network| tell(network, &to, &of));
     let of = board.clone();
@@ -318,7 +272,7 @@ fn crash(seed: u64, victim: usize) -> (bool, bool) {
     let end = node.join().unwrap_or_else(|stopped| panic!("{stopped}"));
     board.done.store(WORKERS, Ordering::Relaxed);
     teller.join().unwrap_or_else(|stopped| panic!("{stopped}"));
-    board.stop.store(true, Ordering::Relaxed);
+    board.stop();
     end
 }
 
@@ -353,7 +307,7 @@ fn move_and_crash(
     }
     network.crash(&format!("server {victim}"));
     board.shards.lock().unwrap()[victim].clear();
-    board.lost.store(1 << victim, Ordering::Relaxed);
+    *board.notes.lock().unwrap() = Some(victim);
     let failed = worker.wait(back).is_err();
     let (count, moving, doubled) = board.settle(network);
     assert_eq!((moving, doubled), (0, 0), "of {count} shards");

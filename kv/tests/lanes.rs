@@ -18,8 +18,8 @@ use caravan_kv::{
     Table, TableSpec, ValueType, Van, Worker,
 };
 use caravan_van::KeyRange;
-use caravan_van::sim::{Faults, Network, Node, for_each_seed};
-use cluster::{Draws, connect, server_endpoint, start, weather};
+use caravan_van::sim::{Faults, Network, for_each_seed};
+use cluster::{Draws, addresses, connect, server_endpoint, start, start_nodes, weather};
 use support::{config, vans};
 
 /// A table of 1000 keys in shards of even size, of which these server threads have one each.
@@ -41,25 +41,6 @@ fn pull(worker: &mut Worker, table: Table, key: u64) -> i64 {
     worker.wait(pulled).unwrap().values::<i64>()[0]
 }
 
-/// Serves as one of `count` threads; the node's result is how many lanes it has in the end.
-fn counted(network: &Network, index: usize, count: usize, stop: &Arc<AtomicBool>) -> Node<usize> {
-    let stop = stop.clone();
-    let node = network.spawn(&format!("server {index}"), move |network| {
-        let endpoint = server_endpoint(network, index as u32);
-        let mut server = ServerThread::new(endpoint, index, count, Handles::default());
-        server.run(&stop).unwrap();
-        server.lanes()
-    });
-    network.sleep(Duration::from_micros(1)); // keeps addresses in order
-    node
-}
-
-fn addresses(count: usize) -> Vec<ServerAddress> {
-    let at =
-        |index| ServerAddress { name: format!("server {index}"), address: format!("sim:{index}") };
-    (0..count).map(at).collect()
-}
-
 const SERVERS: usize = 24;
 
 /// Lets four workers of 24 servers do this at once, by rank; returns how many lanes each server
@@ -67,12 +48,18 @@ const SERVERS: usize = 24;
 fn lanes_of(work: impl Fn(&Network, &mut Worker, u32) + Clone + Send + 'static) -> Vec<usize> {
     let network = Network::new(1, Faults::jittery());
     let [stop, done] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
-    let servers: Vec<_> = (0..SERVERS).map(|it| counted(&network, it, SERVERS, &stop)).collect();
+    let stopped = stop.clone();
+    let (addresses, servers) = start_nodes(&network, SERVERS, move |network, index| {
+        let endpoint = server_endpoint(network, index as u32);
+        let mut server = ServerThread::new(endpoint, index, SERVERS, Handles::default());
+        server.run(&stopped).unwrap();
+        server.lanes()
+    });
     let workers: Vec<_> = (0..4)
         .map(|rank| {
-            let (done, work) = (done.clone(), work.clone());
+            let (addresses, done, work) = (addresses.clone(), done.clone(), work.clone());
             network.spawn(&format!("worker {rank}"), move |network| {
-                let mut worker = connect(network, 100 + rank, &addresses(SERVERS));
+                let mut worker = connect(network, 100 + rank, &addresses);
                 assert_eq!(worker.lanes(), 0);
                 work(network, &mut worker, rank);
                 while !done.load(Ordering::Relaxed) {

@@ -24,7 +24,7 @@ use caravan_kv::{
 };
 use caravan_van::sim::{Network, Node, for_each_seed};
 use caravan_van::{Endpoint, Identity, KeyRange, VanConfig};
-use cluster::{Draws, connect, server_endpoint, weather};
+use cluster::{Draws, connect, server_endpoint, start_nodes, weather};
 use ticks::{check_ticks, tick, with_ticks};
 
 const KEYS: u64 = 400;
@@ -51,23 +51,15 @@ fn start(
     count: usize,
 ) -> (Vec<ServerAddress>, Vec<Node<MoveCounters>>, Arc<AtomicBool>) {
     let stop = Arc::new(AtomicBool::new(false));
-    let nodes = (0..count).map(|index| {
-        let stop = stop.clone();
-        let node = network.spawn(&format!("server {index}"), move |network| {
-            let endpoint = server_endpoint(network, index as u32);
-            let handles = with_ticks(Handles::default());
-            let server = ServerThread::new(endpoint, index, count, handles);
-            let mut server = server.move_by(300);
-            server.run(&stop).unwrap();
-            server.moves()
-        });
-        network.sleep(Duration::from_micros(1)); // keeps addresses in order
-        node
+    let stopped = stop.clone();
+    let (addresses, nodes) = start_nodes(network, count, move |network, index| {
+        let endpoint = server_endpoint(network, index as u32);
+        let handles = with_ticks(Handles::default());
+        let mut server = ServerThread::new(endpoint, index, count, handles).move_by(300);
+        server.run(&stopped).unwrap();
+        server.moves()
     });
-    let nodes = nodes.collect();
-    let at =
-        |index| ServerAddress { name: format!("server {index}"), address: format!("sim:{index}") };
-    ((0..count).map(at).collect(), nodes, stop)
+    (addresses, nodes, stop)
 }
 
 /// Random keys; the first of them is the worker's own.
@@ -285,22 +277,13 @@ fn wide_endpoint(network: &Network, node: u32, role: Role) -> Endpoint {
 fn thousands_of_held_requests_are_sent_back_one_by_one() {
     let network = Network::new(1, weather(0));
     let stop = Arc::new(AtomicBool::new(false));
-    let servers: Vec<_> = (0..2)
-        .map(|index| {
-            let stop = stop.clone();
-            let node = network.spawn(&format!("server {index}"), move |network| {
-                let endpoint = wide_endpoint(network, index as u32, Role::Server);
-                let mut server = ServerThread::new(endpoint, index, 2, Handles::default());
-                server.run(&stop).unwrap();
-                server.moves()
-            });
-            network.sleep(Duration::from_micros(1)); // keeps addresses in order
-            node
-        })
-        .collect();
-    let at =
-        |index| ServerAddress { name: format!("server {index}"), address: format!("sim:{index}") };
-    let addresses: Vec<_> = (0..2).map(at).collect();
+    let stopped = stop.clone();
+    let (addresses, servers) = start_nodes(&network, 2, move |network, index| {
+        let endpoint = wide_endpoint(network, index as u32, Role::Server);
+        let mut server = ServerThread::new(endpoint, index, 2, Handles::default());
+        server.run(&stopped).unwrap();
+        server.moves()
+    });
     let worker = network.spawn("worker", move |network| {
         let endpoint = wide_endpoint(network, 9, Role::Worker);
         let mut worker = Worker::connect(endpoint, &addresses, Duration::from_secs(60)).unwrap();
@@ -419,19 +402,6 @@ fn shards_are_spread_over_the_threads_that_live() {
     });
 }
 
-/// Serves as thread `index` of 8; the node's result is how many messages it has received.
-fn counted(network: &Network, index: u32, stop: &Arc<AtomicBool>) -> Node<u64> {
-    let stop = stop.clone();
-    let node = network.spawn(&format!("server {index}"), move |network| {
-        let endpoint = server_endpoint(network, index);
-        let mut server = ServerThread::new(endpoint, index as usize, 8, Handles::default());
-        server.run(&stop).unwrap();
-        server.counters().messages_received
-    });
-    network.sleep(Duration::from_micros(1)); // keeps addresses in order
-    node
-}
-
 /// Creates a table at threads 2 and 5 of 8, whose second shard moves on to 6 and 7, and on and on;
 /// then another worker joins, and drops it.
 fn follow_a_table(network: &Network, addresses: &[ServerAddress]) {
@@ -471,12 +441,13 @@ fn owners_alone_hear_of_a_table_and_its_drop_follows_the_shards() {
     for_each_seed(6, |seed| {
         let network = Network::new(seed, weather(seed));
         let stop = Arc::new(AtomicBool::new(false));
-        let servers: Vec<_> = (0..8).map(|index| counted(&network, index, &stop)).collect();
-        let at = |index| ServerAddress {
-            name: format!("server {index}"),
-            address: format!("sim:{index}"),
-        };
-        let addresses: Vec<_> = (0..8).map(at).collect();
+        let stopped = stop.clone();
+        let (addresses, servers) = start_nodes(&network, 8, move |network, index| {
+            let endpoint = server_endpoint(network, index as u32);
+            let mut server = ServerThread::new(endpoint, index, 8, Handles::default());
+            server.run(&stopped).unwrap();
+            server.counters().messages_received
+        });
         let worker = network.spawn("worker", move |network| follow_a_table(network, &addresses));
         worker.join().unwrap_or_else(|stopped| panic!("{stopped}"));
         stop.store(true, Ordering::Relaxed);

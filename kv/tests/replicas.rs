@@ -8,12 +8,14 @@
 mod cluster;
 #[path = "support/faults.rs"]
 mod faults;
+#[path = "support/oracle.rs"]
+mod oracle;
 #[path = "support/ticks.rs"]
 mod ticks;
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use caravan_kv::server::{ChainCounters, Copies, Pulled, Request};
@@ -24,8 +26,9 @@ use caravan_kv::{
 use caravan_van::sim::{Faults, Network, for_each_seed};
 use caravan_van::wire::{Coding, Kind};
 use caravan_van::{Account, Arrival, Draft, KeyRange, PeerId, Pool, Value, Values};
-use cluster::{Draws, connect, endpoint_of, server_endpoint};
+use cluster::{Draws, connect, endpoint_of, server_endpoint, start_nodes};
 use faults::{FAULTS, Fault};
+use oracle::{Oracle, wait_until};
 use ticks::{check_ticks, tick, with_ticks};
 
 const KEYS: u64 = 60;
@@ -33,75 +36,16 @@ const KEYS: u64 = 60;
 /// Rounds of requests of a worker, at least and at most; between them it waits for faults to come.
 const ROUNDS: [u64; 2] = [40, 2000];
 
-/// What all nodes of a run share besides the network: the oracle that says who is lost.
-#[derive(Clone, Default)]
-struct Oracle {
-    lost: Arc<AtomicU64>,
-    /// Workers that have the tables.
-    begun: Arc<AtomicU64>,
-    /// Workers that have pushed everything.
-    done: Arc<AtomicU64>,
-    /// Whether all faults have come.
-    is_calm: Arc<AtomicBool>,
-    /// By server, its copies.
-    copies: Arc<Mutex<BTreeMap<u64, Copies>>>,
-    counters: Arc<Mutex<ChainCounters>>,
-}
-
-impl Oracle {
-    /// A worker that hears who is lost.
-    fn connect(&self, network: &Network, node: u32, servers: &[ServerAddress]) -> Worker {
-        let mut worker = connect(network, node, servers);
-        let lost = self.lost.clone();
-        let watch = move || {
-            let lost = lost.load(Ordering::Relaxed);
-            Ok((0..64).filter(|server| lost & 1 << server != 0).collect())
-        };
-        worker.watch_servers(watch, Duration::from_micros(300));
-        worker
-    }
-
-    /// A server that is not lost, and where `of` is true of its copies.
-    fn server(&self, of: impl Fn(&Copies) -> bool) -> Option<u64> {
-        let lost = self.lost.load(Ordering::Relaxed);
-        let copies = self.copies.lock().unwrap();
-        let mut living = copies.iter().filter(|(server, _)| lost & 1 << **server == 0);
-        living.find(|(_, copies)| of(copies)).map(|(server, _)| *server)
-    }
-
-    /// Whether all servers that are not lost know of `lost` others, and all copies are whole.
-    fn is_full(&self, lost: usize) -> bool {
-        self.server(|it| it.lost < lost || it.missing + it.coming > 0).is_none()
-    }
-}
-
 fn start(
     network: &Network,
-    count: usize,
     oracle: &Oracle,
+    count: usize,
 ) -> (Vec<ServerAddress>, Arc<AtomicBool>) {
-    let stop = Arc::new(AtomicBool::new(false));
-    for index in 0..count {
-        let (stop, oracle) = (stop.clone(), oracle.clone());
-        network.spawn(&format!("server {index}"), move |network| {
-            let endpoint = server_endpoint(network, index as u32);
-            let handles = with_ticks(Handles::default());
-            let server = ServerThread::new(endpoint, index, count, handles);
-            let mut server = server.move_by(100);
-            while !stop.load(Ordering::Relaxed) {
-                let is_busy = server.step().unwrap();
-                oracle.copies.lock().unwrap().insert(index as u64, server.copies());
-                if !is_busy {
-                    network.sleep(Duration::from_micros(100));
-                }
-            }
-            *oracle.counters.lock().unwrap() += server.chains();
-        });
-        network.sleep(Duration::from_micros(1)); // keeps addresses in order
-    }
-    let at =
-        |index| ServerAddress { name: format!("server {index}"), address: format!("sim:{index}") };
-    ((0..count).map(at).collect(), stop)
+    oracle.start(network, count, move |network, index| {
+        let endpoint = server_endpoint(network, index as u32);
+        let handles = with_ticks(Handles::default());
+        ServerThread::new(endpoint, index, count, handles).move_by(100)
+    })
 }
 
 /// A table with lists of keys that servers remember, and one whose rule is not a sum.
@@ -134,13 +78,13 @@ fn work(
     let [sums, steps] = tables(replicas).map(|spec| worker.create_table(&spec).unwrap());
     let ticks = worker.create_table(&ticks::ticks(KEYS).replicas(replicas)).unwrap();
     let mut counts: Vec<Vec<u64>> = Vec::new();
-    oracle.begun.fetch_add(1, Ordering::Relaxed);
+    oracle.begin();
     let mut pushed = vec![0; KEYS as usize];
     let mut own = 0;
     let mut waiting: VecDeque<(Timestamp, Option<i64>)> = VecDeque::new();
     let mut seen: BTreeMap<u64, i64> = BTreeMap::new();
     for round in 0..ROUNDS[1] {
-        if round >= ROUNDS[0] && oracle.is_calm.load(Ordering::Relaxed) {
+        if round >= ROUNDS[0] && oracle.is_calm() {
             break;
         }
         network.sleep(Duration::from_micros(draws.below(700)));
@@ -210,14 +154,6 @@ impl At {
     }
 }
 
-/// Waits until something is so, but not for ever; returns whether it is.
-fn wait_until(network: &Network, is_so: impl Fn() -> bool) -> bool {
-    (0..4000).any(|_| {
-        network.sleep(Duration::from_micros(50));
-        is_so()
-    })
-}
-
 /// Brings faults about; `losses` servers may be lost at once. Returns what they were at.
 fn act(
     network: &Network,
@@ -238,10 +174,8 @@ fn act(
         network.sleep(Duration::from_micros(draws.below(12_000)));
         let mut server = draws.below(servers);
         if fault == Fault::Again {
-            assert!(wait_until(network, || oracle.is_full(lost.len())), "a copy is missing");
-            while lost.contains(&server) {
-                server = (server + 1) % servers;
-            }
+            oracle.wait_for_copies(network);
+            server = oracle.living(server, servers);
         } else if !lost.is_empty() && draws.below(2) == 0 {
             // In the middle of a copy, at either of its ends.
             let is_copied = |it: &Copies| it.coming > 0 || it.missing > 0;
@@ -250,7 +184,7 @@ fn act(
             let end = oracle.server(|it| it.coming > 0).filter(|_| takes);
             server = end.or_else(|| oracle.server(is_copied)).unwrap_or(server);
         }
-        let state = oracle.copies.lock().unwrap().get(&server).copied().unwrap_or_default();
+        let state = oracle.copies(server);
         let name = format!("server {server}");
         let detected = Duration::from_micros(500 + draws.below(8000));
         match fault {
@@ -269,18 +203,18 @@ fn act(
                 at.push(At::of(state));
                 network.crash(&name);
                 network.sleep(detected);
-                oracle.lost.fetch_or(1 << server, Ordering::Relaxed);
+                oracle.lose(server);
             }
             Fault::Pause => {
                 lost.push(server);
                 at.push(At::of(state));
                 network.freeze(&name, detected + Duration::from_micros(draws.below(6000)));
                 network.sleep(detected);
-                oracle.lost.fetch_or(1 << server, Ordering::Relaxed);
+                oracle.lose(server);
             }
         }
     }
-    oracle.is_calm.store(true, Ordering::Relaxed);
+    oracle.calm_down();
     at
 }
 
@@ -292,17 +226,14 @@ fn run(seed: u64) -> (Fault, ChainCounters, Vec<At>) {
     let (servers, workers) = (3 + draws.below(2) as usize, 1 + draws.below(4));
     let replicas = 1 + draws.below(2) as u32;
     let oracle = Oracle::default();
-    let (addresses, stop) = start(&network, servers, &oracle);
+    let (addresses, stop) = start(&network, &oracle, servers);
     let nodes: Vec<_> = (0..workers)
         .map(|node| {
             let (addresses, oracle) = (addresses.clone(), oracle.clone());
             network.spawn(&format!("worker {node}"), move |network| {
-                let mut worker = oracle.connect(network, 100 + node as u32, &addresses);
+                let mut worker = oracle.tell(connect(network, 100 + node as u32, &addresses));
                 let pushed = work(network, &mut worker, &oracle, replicas, [seed, node]);
-                oracle.done.fetch_add(1, Ordering::Relaxed);
-                while oracle.done.load(Ordering::Relaxed) < workers {
-                    network.sleep(Duration::from_micros(500));
-                }
+                oracle.end(network, workers);
                 let [sums, steps] = tables(replicas).map(|it| worker.create_table(&it).unwrap());
                 let steps = pull::<f64>(&mut worker, steps);
                 (pushed, pull::<i64>(&mut worker, sums), steps)
@@ -312,9 +243,7 @@ fn run(seed: u64) -> (Fault, ChainCounters, Vec<At>) {
     let fate = {
         let oracle = oracle.clone();
         network.spawn("fate", move |network| {
-            while oracle.begun.load(Ordering::Relaxed) < workers {
-                network.sleep(Duration::from_micros(100));
-            }
+            oracle.wait_for_workers(network, workers);
             let sizes = [servers as u64, workers, u64::from(replicas)];
             act(network, &oracle, fault, sizes, &mut draws)
         })
@@ -335,8 +264,7 @@ fn run(seed: u64) -> (Fault, ChainCounters, Vec<At>) {
     }
     stop.store(true, Ordering::Relaxed);
     network.sleep(Duration::from_millis(2));
-    let counters = *oracle.counters.lock().unwrap();
-    (fault, counters, at)
+    (fault, oracle.counters(), at)
 }
 
 fn nothing_is_lost_or_doubled(seeds: u64) {
@@ -475,8 +403,8 @@ fn a_primary_without_memory_and_its_copy_stay_equal() {
     let (addresses, stop) = start_full(&network, &is_full);
     let driver = network.spawn("driver", move |network| {
         let oracle = Oracle::default();
-        let mut known = oracle.connect(network, 100, &addresses);
-        let mut new = oracle.connect(network, 101, &addresses);
+        let mut known = oracle.tell(connect(network, 100, &addresses));
+        let mut new = oracle.tell(connect(network, 101, &addresses));
         let [sums, _] = tables(1);
         let sums = sums.filters("".parse().unwrap());
         let table = known.create_table(&sums).unwrap();
@@ -492,7 +420,7 @@ fn a_primary_without_memory_and_its_copy_stay_equal() {
         network.sleep(Duration::from_millis(1));
         let first = pull::<i64>(&mut known, table)[7];
         network.crash("server 0");
-        oracle.lost.store(1, Ordering::Relaxed);
+        oracle.lose(0);
         (first, pull::<i64>(&mut known, table)[7])
     });
     let sums = driver.join().unwrap_or_else(|stopped| panic!("{stopped}"));
@@ -531,33 +459,26 @@ fn start_full(
     is_full: &Arc<AtomicBool>,
 ) -> (Vec<ServerAddress>, Arc<AtomicBool>) {
     let stop = Arc::new(AtomicBool::new(false));
-    for index in 0..2 {
-        let (is_full, stop) = (is_full.clone(), stop.clone());
-        network.spawn(&format!("server {index}"), move |network| {
-            let endpoint = server_endpoint(network, index as u32);
-            let pool = endpoint.lanes.memory().clone();
-            let mut account = Account::new(&pool, "everything");
-            let handles = Handles::default().with("charged", |_, _, memory| {
-                let memory = Account::new(memory, "sums");
-                Ok(Box::new(Charged { rows: BTreeMap::new(), memory, answer: [0; 8] }))
-            });
-            let mut server = ServerThread::new(endpoint, index, 2, handles);
-            while !stop.load(Ordering::Relaxed) {
-                match is_full.load(Ordering::Relaxed) && index == 0 {
-                    true => {
-                        (0..64).for_each(|part| drop(account.add(pool.bytes_left() >> part)));
-                    }
-                    false => account.set(0).unwrap(),
-                }
-                server.step().unwrap();
-                network.sleep(Duration::from_micros(20));
-            }
+    let (is_full, stopped) = (is_full.clone(), stop.clone());
+    let (addresses, _) = start_nodes(network, 2, move |network, index| {
+        let endpoint = server_endpoint(network, index as u32);
+        let pool = endpoint.lanes.memory().clone();
+        let mut account = Account::new(&pool, "everything");
+        let handles = Handles::default().with("charged", |_, _, memory| {
+            let memory = Account::new(memory, "sums");
+            Ok(Box::new(Charged { rows: BTreeMap::new(), memory, answer: [0; 8] }))
         });
-        network.sleep(Duration::from_micros(1)); // keeps addresses in order
-    }
-    let at =
-        |index| ServerAddress { name: format!("server {index}"), address: format!("sim:{index}") };
-    ((0..2).map(at).collect(), stop)
+        let mut server = ServerThread::new(endpoint, index, 2, handles);
+        while !stopped.load(Ordering::Relaxed) {
+            match is_full.load(Ordering::Relaxed) && index == 0 {
+                true => (0..64).for_each(|part| drop(account.add(pool.bytes_left() >> part))),
+                false => account.set(0).unwrap(),
+            }
+            server.step().unwrap();
+            network.sleep(Duration::from_micros(20));
+        }
+    });
+    (addresses, stop)
 }
 
 /// Fills and empties the memory of the first server, and breaks its lane to the worker, until
@@ -603,7 +524,7 @@ fn what_was_refused_is_refused_again() {
         let (addresses, stop) = start_full(&network, &is_full);
         let worker = network.spawn("worker", move |network| {
             let oracle = Oracle::default();
-            let mut worker = oracle.connect(network, 100, &addresses);
+            let mut worker = oracle.tell(connect(network, 100, &addresses));
             let spec = TableSpec::new(1, "sums", ValueType::I64, 1).handle("charged").replicas(1);
             let spec = spec.placement(Placement::Cut(vec![(0, 0)]));
             let table = worker.create_table(&spec).unwrap();
@@ -617,7 +538,7 @@ fn what_was_refused_is_refused_again() {
             for of in ["the first", "the copy"] {
                 if of == "the copy" {
                     network.crash("server 0");
-                    oracle.lost.store(1, Ordering::Relaxed);
+                    oracle.lose(0);
                 }
                 for key in 0..60 {
                     let pulled = worker.pull(table, &[key]).unwrap();
@@ -667,7 +588,7 @@ fn ask(network: &Network, role: u8, op: u8) -> String {
 #[test]
 fn servers_and_workers_are_told_apart() {
     let network = Network::new(1, Faults::none());
-    let (_, stop) = start(&network, 2, &Oracle::default());
+    let (_, stop) = start(&network, &Oracle::default(), 2);
     let driver = network.spawn("driver", |network| {
         let (view, own) = (24, [17, 18, 19, 20, 21, 25, 26, 27]);
         let [nobody, server, worker, driver, guest] = [0, 2, 3, 4, 5];

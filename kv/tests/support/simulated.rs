@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use caravan_kv::node::Role;
 use caravan_kv::{Handles, ServerAddress, ServerThread, Worker};
-use caravan_van::sim::{Faults, Network};
+use caravan_van::sim::{Faults, Network, Node};
 use caravan_van::{Endpoint, Identity, VanConfig};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -56,7 +56,30 @@ impl Draws {
     }
 }
 
-/// Starts server threads "server 0" and so on, the first at "sim:0", each prepared by `set_up`.
+/// Starts nodes "server 0" and so on, the first at "sim:0", each of which serves so by its index.
+pub(crate) fn start_nodes<T: Send + 'static>(
+    network: &Network,
+    count: usize,
+    serve: impl Fn(&Network, usize) -> T + Clone + Send + 'static,
+) -> (Vec<ServerAddress>, Vec<Node<T>>) {
+    let nodes = (0..count).map(|index| {
+        let serve = serve.clone();
+        let node = network.spawn(&format!("server {index}"), move |network| serve(network, index));
+        network.sleep(Duration::from_micros(1)); // keeps addresses in order
+        node
+    });
+    let nodes = nodes.collect();
+    (addresses(count), nodes)
+}
+
+/// The addresses of so many servers that [`start_nodes`] starts.
+pub(crate) fn addresses(count: usize) -> Vec<ServerAddress> {
+    let at =
+        |index| ServerAddress { name: format!("server {index}"), address: format!("sim:{index}") };
+    (0..count).map(at).collect()
+}
+
+/// Starts server threads as [`start_nodes`] does, each prepared by `set_up`.
 pub(crate) fn start(
     network: &Network,
     count: usize,
@@ -64,17 +87,13 @@ pub(crate) fn start(
     set_up: impl Fn(ServerThread) -> ServerThread + Clone + Send + 'static,
 ) -> (Vec<ServerAddress>, Arc<AtomicBool>) {
     let stop = Arc::new(AtomicBool::new(false));
-    for index in 0..count {
-        let (handles, stop, set_up) = (handles.clone(), stop.clone(), set_up.clone());
-        network.spawn(&format!("server {index}"), move |network| {
-            let endpoint = server_endpoint(network, index as u32);
-            set_up(ServerThread::new(endpoint, index, count, handles)).run(&stop).unwrap();
-        });
-        network.sleep(Duration::from_micros(1)); // keeps addresses in order
-    }
-    let at =
-        |index| ServerAddress { name: format!("server {index}"), address: format!("sim:{index}") };
-    ((0..count).map(at).collect(), stop)
+    let (handles, stopped) = (handles.clone(), stop.clone());
+    let (addresses, _) = start_nodes(network, count, move |network, index| {
+        let endpoint = server_endpoint(network, index as u32);
+        let server = ServerThread::new(endpoint, index, count, handles.clone());
+        set_up(server).run(&stopped).unwrap();
+    });
+    (addresses, stop)
 }
 
 /// A worker, which opens lanes as it needs them.
