@@ -1,9 +1,12 @@
 //! What the fuzz targets do with their bytes. `tests/corpus.rs` runs the same over the kept corpus,
 //! without a fuzzer.
 
+#[path = "../tests/support/own_filters.rs"]
+mod own_filters;
+
 use caravan_kv::checkpoint::{recode_changes, recode_piece};
 use caravan_kv::export::{Format, rewrite_rows};
-use caravan_kv::filter::{Filter, OwnFilters, decode_filtered};
+use caravan_kv::filter::{OwnFilters, decode_filtered};
 use caravan_kv::{TableSpec, ValueType, history};
 use caravan_van::Pool;
 
@@ -34,30 +37,6 @@ pub(crate) fn piece(bytes: &[u8]) {
     }
 }
 
-/// Leaves out bytes at the end that are 0.
-struct Trim;
-
-impl Filter for Trim {
-    fn decode(&mut self, bytes: &[u8], into: &mut [u8]) -> Result<(), String> {
-        let place = into.get_mut(..bytes.len()).ok_or("it is longer than its values")?;
-        place.copy_from_slice(bytes);
-        Ok(())
-    }
-}
-
-/// Turns bytes around.
-struct Turn;
-
-impl Filter for Turn {
-    fn decode(&mut self, bytes: &[u8], into: &mut [u8]) -> Result<(), String> {
-        if bytes.len() != into.len() {
-            return Err(format!("{} bytes came for {}", bytes.len(), into.len()));
-        }
-        into.iter_mut().zip(bytes.iter().rev()).for_each(|(to, from)| *to = *from);
-        Ok(())
-    }
-}
-
 /// Bytes that own filters may have before them, besides twice those of the rows.
 const OWN_BYTES: usize = 1 << 10;
 
@@ -66,8 +45,7 @@ const OWN_BYTES: usize = 1 << 10;
 pub(crate) fn own(bytes: &[u8]) {
     let Some((spec, bytes)) = table(bytes) else { return };
     let Some((&keys, coded)) = bytes.split_first() else { return };
-    let own = OwnFilters::default().with("trim", |_| Ok(Box::new(Trim)));
-    let own = own.with("turn", |_| Ok(Box::new(Turn)));
+    let own = own_filters::own();
     let named = |spec: TableSpec, name: &&str| spec.own_filter(name, serde_json::Value::Null);
     let spec = ["trim", "turn", "trim"].iter().fold(spec, named);
     let pool = POOL.with(Pool::clone);

@@ -5,57 +5,20 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod own;
+#[path = "../support/own_filters.rs"]
+mod own_filters;
 #[path = "../support/raw_lane.rs"]
 mod raw_lane;
 #[path = "../support/mod.rs"]
 mod support;
 
-use caravan_kv::filter::{Draws, Filter, Filters, OwnFilters, Stage, Traffic};
+use caravan_kv::filter::{Draws, Filters, OwnFilters, Stage, Traffic};
 use caravan_kv::{Error, Handles, Table, TableSpec, ValueType, Worker};
 use caravan_van::wire::Kind;
 use caravan_van::{Coding, Draft, KeyRange, Value, Values};
+use own_filters::own;
 use raw_lane::RawLane;
 use support::{Servers, any, config, endpoint};
-
-/// Leaves out bytes at the end that are 0.
-struct Trim;
-
-impl Filter for Trim {
-    fn encode(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> bool {
-        let end = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
-        out.extend_from_slice(&bytes[..end]);
-        end < bytes.len()
-    }
-
-    fn decode(&mut self, bytes: &[u8], into: &mut [u8]) -> Result<(), String> {
-        let place = into.get_mut(..bytes.len()).ok_or("it is longer than its values")?;
-        place.copy_from_slice(bytes);
-        Ok(())
-    }
-}
-
-/// Sends bytes from the last to the first, always.
-struct Turn;
-
-impl Filter for Turn {
-    fn encode(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> bool {
-        out.extend(bytes.iter().rev());
-        true
-    }
-
-    fn decode(&mut self, bytes: &[u8], into: &mut [u8]) -> Result<(), String> {
-        if bytes.len() != into.len() {
-            return Err(format!("{} bytes came for {}", bytes.len(), into.len()));
-        }
-        into.iter_mut().zip(bytes.iter().rev()).for_each(|(to, from)| *to = *from);
-        Ok(())
-    }
-}
-
-fn own() -> OwnFilters {
-    let own = OwnFilters::default().with("trim", |_| Ok(Box::new(Trim)));
-    own.with("turn", |_| Ok(Box::new(Turn)))
-}
 
 /// Two server threads.
 fn servers(filters: OwnFilters) -> Servers {
