@@ -131,6 +131,24 @@ impl<'a> Reader<'a> {
     }
 }
 
+/// The methods of [`caravan_kv::Shard`] for one whose state `$write` writes and `$read` reads.
+macro_rules! methods {
+    ($write:path, $read:path) => {
+        fn image_bytes(&self) -> Option<usize> {
+            Some($crate::dbpg::image::Writer::count(|image| $write(self, image)))
+        }
+
+        fn image(&self, image: &mut Vec<u8>) {
+            $write(self, &mut $crate::dbpg::image::Writer::to(image));
+        }
+
+        fn restore(&mut self, image: &[u8], _memory: &caravan_van::Pool) -> Result<(), String> {
+            $read(self, image)
+        }
+    };
+}
+pub(super) use methods;
+
 /// Checks what an image says.
 pub(super) fn check(is_so: bool, what: &str) -> Result<(), String> {
     match is_so {

@@ -177,6 +177,20 @@ impl Sums {
         image.list(&self.keys);
         image.list(self.bounds.as_flattened());
     }
+
+    /// Takes over the state that others have written.
+    ///
+    /// # Errors
+    /// The reason why it is none, or that there is no memory for it.
+    fn take(&mut self, bytes: &[u8]) -> Result<(), String> {
+        self.memory.set(bytes.len()).map_err(|error| error.to_string())?;
+        let mut image = Reader::of(bytes);
+        self.keys = image::keys(&mut image)?;
+        self.bounds = image::pairs(image.list()?)?;
+        image::check(self.bounds.len() == self.keys.len(), "bounds of other keys")?;
+        self.memory.release(self.memory.bytes() - self.keys.len() * ENTRY_BYTES);
+        image.end()
+    }
 }
 
 impl caravan_kv::Shard for Sums {
@@ -202,23 +216,7 @@ impl caravan_kv::Shard for Sums {
         unreachable!("no pull is answered");
     }
 
-    fn image_bytes(&self) -> Option<usize> {
-        Some(Writer::count(|image| self.write(image)))
-    }
-
-    fn image(&self, image: &mut Vec<u8>) {
-        self.write(&mut Writer::to(image));
-    }
-
-    fn restore(&mut self, image: &[u8], _memory: &Pool) -> Result<(), String> {
-        self.memory.set(image.len()).map_err(|error| error.to_string())?;
-        let mut image = Reader::of(image);
-        self.keys = image::keys(&mut image)?;
-        self.bounds = image::pairs(image.list()?)?;
-        image::check(self.bounds.len() == self.keys.len(), "bounds of other keys")?;
-        self.memory.release(self.memory.bytes() - self.keys.len() * ENTRY_BYTES);
-        image.end()
-    }
+    image::methods!(Sums::write, Sums::take);
 
     fn command(&mut self, _sender: u32, body: &[u8]) -> Result<Vec<u8>, String> {
         let room = self.memory.check(self.keys.len() * ANSWER_BYTES);

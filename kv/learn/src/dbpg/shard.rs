@@ -31,7 +31,7 @@ use super::blocks::KeyBlock;
 use super::coordinates::{BlockSum, Coordinates};
 use super::filters::Lossy;
 use super::gradient::TrustRegion;
-use super::image::Writer;
+use super::image;
 use super::orders::{Command, Options, Report};
 use super::proximal::{self, Proximal};
 
@@ -478,17 +478,7 @@ impl caravan_kv::Shard for Shard {
         &self.lengths
     }
 
-    fn image_bytes(&self) -> Option<usize> {
-        Some(Writer::count(|image| state::write(self, image)))
-    }
-
-    fn image(&self, image: &mut Vec<u8>) {
-        state::write(self, &mut Writer::to(image));
-    }
-
-    fn restore(&mut self, image: &[u8], _memory: &Pool) -> Result<(), String> {
-        state::read(self, image)
-    }
+    image::methods!(state::write, state::read);
 
     fn command(&mut self, _sender: u32, body: &[u8]) -> Result<Vec<u8>, String> {
         let text = |error: serde_json::Error| error.to_string();

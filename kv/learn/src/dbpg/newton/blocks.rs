@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use super::fixed::Scale;
 use super::{BLOCK_COLUMNS_MAX, Kind, Options, change, least_subgradient, soft};
-use crate::dbpg::image::Writer;
+use crate::dbpg::image;
 
 /// Name of this shard's update rule.
 pub(crate) const HANDLE: &str = "dbpg-blocks";
@@ -433,17 +433,7 @@ impl caravan_kv::Shard for Blocks {
         &self.lengths
     }
 
-    fn image_bytes(&self) -> Option<usize> {
-        Some(Writer::count(|image| state::write(self, image)))
-    }
-
-    fn image(&self, image: &mut Vec<u8>) {
-        state::write(self, &mut Writer::to(image));
-    }
-
-    fn restore(&mut self, image: &[u8], _memory: &Pool) -> Result<(), String> {
-        state::read(self, image)
-    }
+    image::methods!(state::write, state::read);
 
     fn command(&mut self, _sender: u32, body: &[u8]) -> Result<Vec<u8>, String> {
         match serde_json::from_slice(body).map_err(|error| error.to_string())? {

@@ -321,17 +321,7 @@ impl caravan_kv::Shard for Scores {
         unreachable!("no pull is answered");
     }
 
-    fn image_bytes(&self) -> Option<usize> {
-        Some(Writer::count(|image| self.write(image)))
-    }
-
-    fn image(&self, image: &mut Vec<u8>) {
-        self.write(&mut Writer::to(image));
-    }
-
-    fn restore(&mut self, image: &[u8], _memory: &Pool) -> Result<(), String> {
-        self.read(image)
-    }
+    image::methods!(Scores::write, Scores::read);
 
     fn command(&mut self, _sender: u32, body: &[u8]) -> Result<Vec<u8>, String> {
         let command = serde_json::from_slice(body).map_err(|error| error.to_string())?;
