@@ -2,7 +2,7 @@
 //! tasks and tables of its nodes, its roles.
 
 use anyhow::{Context, Result, bail};
-use caravan_kv::node::{Scheduler, join_server, run_server, run_worker};
+use caravan_kv::node::{Ended, Scheduler, join_server, run_server, run_worker};
 use caravan_kv::{
     Apps, Cluster, ClusterConfig, Error, Handles, JobRole, Launch, NodeConfig, Target, Van, Worker,
 };
@@ -175,15 +175,17 @@ pub(crate) fn schedule(common: &Common, role: &Role) -> Result<()> {
     Ok(scheduler.watch()?)
 }
 
-/// Runs a server until the job is over.
+/// Runs a server until the job is over, or it has left.
 pub(crate) fn serve(common: &Common, args: &ServerRole) -> Result<()> {
     let config = joined(common, &args.role)?;
     let (node, threads) = (&config.node, config.threads);
-    let served = match args.join {
-        true => join_server(node, threads, &handles(), true),
-        false => run_server(node, node.rank, threads, &handles(), true),
-    };
-    served.map_err(as_usage)
+    if !args.join {
+        return run_server(node, node.rank, threads, &handles(), true).map_err(as_usage);
+    }
+    if let Ended::Left(rank) = join_server(node, threads, &handles(), true).map_err(as_usage)? {
+        say(format_args!("server {rank} has left the cluster: its shards are at other servers"));
+    }
+    Ok(())
 }
 
 /// Runs a worker until the job is over.

@@ -1,8 +1,8 @@
 //! `caravan rebalance`: moves shards of the tables of a running cluster, so that its server threads
-//! have keys evenly, or some of them none.
+//! have keys evenly, or some of them none; or has a server leave.
 
 use anyhow::{Result, ensure};
-use caravan_kv::{Placed, TableSpec, Worker};
+use caravan_kv::{Cluster, Handover, NodeConfig, Placed, TableSpec, Worker};
 use serde::Serialize;
 
 use crate::cli::{Common, RebalanceArgs};
@@ -34,10 +34,27 @@ impl Row for Moved {
 ///
 /// # Errors
 /// If the cluster cannot be reached, or a table's shards cannot move; the others have moved then.
+/// If the server may not leave.
 pub(crate) fn run(common: &Common, args: &RebalanceArgs) -> Result<()> {
     let mut report = Report::new(common.format(), 0);
     let node = cluster::running(common)?;
-    cluster::with_client(&node, JOB, |client| rebalance(client, args, &mut report))
+    match args.leave {
+        Some(rank) => release(&node, rank, &mut report),
+        None => cluster::with_client(&node, JOB, |client| rebalance(client, args, &mut report)),
+    }
+}
+
+/// Has a server leave the cluster.
+fn release(node: &NodeConfig, rank: usize, report: &mut Report) -> Result<()> {
+    let cluster = Cluster::attach(node, JOB)?;
+    let moved = cluster.release_server(rank);
+    let ended = cluster.shutdown();
+    for Handover { table, before, server } in moved? {
+        report.row(&row(&table, &before, server))?;
+    }
+    ended?;
+    say(format_args!("server {rank} leaves: it ends when nobody has a lane to it"));
+    Ok(())
 }
 
 fn rebalance(client: &mut Worker, args: &RebalanceArgs, report: &mut Report) -> Result<()> {
@@ -69,14 +86,19 @@ const JOB: &str = "rebalance";
 fn rows(spec: &TableSpec, moved: &[Placed], now: &[Placed]) -> Vec<Moved> {
     let row = |before: &Placed| {
         let after = now.iter().find(|shard| shard.range == before.range)?;
-        Some(Moved {
-            namespace: spec.namespace.clone(),
-            table: spec.name.clone(),
-            first: before.range.begin(),
-            last: before.range.last(),
-            from: before.server,
-            to: after.server,
-        })
+        Some(row(spec, before, after.server))
     };
     moved.iter().filter_map(row).collect()
+}
+
+/// The row of a shard that has moved to server thread `to`.
+fn row(spec: &TableSpec, before: &Placed, to: usize) -> Moved {
+    Moved {
+        namespace: spec.namespace.clone(),
+        table: spec.name.clone(),
+        first: before.range.begin(),
+        last: before.range.last(),
+        from: before.server,
+        to,
+    }
 }

@@ -14,12 +14,14 @@ use caravan_van::Secret;
 
 use crate::config::{ClusterConfig, NodeConfig};
 use crate::error::{Error, Result, panicked};
+use crate::map::Placed;
 use crate::node::{
     self, Answered, Apps, AtDesk, Desk, Group, Party, Program, RequestId, Role, Scheduler, Step,
     Target, TaskId, Van,
 };
 use crate::secret::SecretSource;
 use crate::server::Handles;
+use crate::table::TableSpec;
 use crate::worker::{News, Watch, Worker};
 
 /// How nodes are started.
@@ -387,6 +389,53 @@ impl Cluster {
         Ok(client)
     }
 
+    /// Has the server of this rank, which has joined the complete cluster, leave it: its shards
+    /// move to other servers while requests go on, and all nodes are told. It ends by itself once
+    /// no worker or driver has a lane to it; each closes its own when nothing is outstanding there.
+    /// Returns the shards that have moved.
+    ///
+    /// If this is cut off, nothing is lost; the server stays, perhaps without shards, and may be
+    /// asked to leave again.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if it is a founder, lost, or has left; or if others give it shards all the
+    /// time. As [`Worker::move_shard`](crate::Worker::move_shard) for a shard that cannot move.
+    pub fn release_server(&self, rank: usize) -> Result<Vec<Handover>> {
+        let threads = self.scheduler.borrow_mut().may_leave(rank)?;
+        let mut client = self.client()?;
+        client.set_namespace("");
+        client.wait_until_known(&threads.iter().copied().collect())?;
+        let mut moved = Vec::new();
+        for _ in 0..DRAINS_MAX {
+            for spec in client.list_tables("")? {
+                let table = match client.create_table(&spec) {
+                    Err(Error::TableDropped { .. }) => continue,
+                    created => created?,
+                };
+                let before = match client.drain_threads(table, &threads) {
+                    Err(Error::TableDropped { .. }) => continue,
+                    drained => drained?,
+                };
+                let now = client.shards(table)?;
+                moved.extend(before.into_iter().filter_map(|before| {
+                    let after = now.iter().find(|shard| shard.range == before.range)?;
+                    Some(Handover { table: spec.clone(), before, server: after.server })
+                }));
+            }
+            let retired = threads.iter().map(|thread| client.retire_thread(*thread));
+            let retired = retired.collect::<Result<Vec<_>>>()?;
+            if retired.iter().all(|(shards, _)| *shards == 0) {
+                let departed = retired.into_iter().map(|(_, departed)| departed).collect();
+                self.scheduler.borrow_mut().let_leave(rank, departed)?;
+                return Ok(moved);
+            }
+        }
+        Err(Error::Config(format!(
+            "server {rank} got shards again {DRAINS_MAX} times while its own moved away: have it \
+             leave when nobody else moves shards"
+        )))
+    }
+
     /// Ends the cluster: tells all nodes and waits for them. A driver that has joined it only ends
     /// its job.
     ///
@@ -453,6 +502,20 @@ impl Drop for Cluster {
         }
     }
 }
+
+/// A shard that has moved from a server that leaves.
+#[derive(Debug, Clone)]
+pub struct Handover {
+    /// Its table.
+    pub table: TableSpec,
+    /// The shard as it was.
+    pub before: Placed,
+    /// The server thread that has it now.
+    pub server: usize,
+}
+
+/// How often the shards of a server that leaves are moved away: others may move some there.
+const DRAINS_MAX: usize = 10;
 
 /// How long nodes may take to end.
 const END_WITHIN: Duration = Duration::from_secs(5);

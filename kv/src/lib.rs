@@ -77,7 +77,7 @@ pub mod vector;
 mod view;
 pub mod worker;
 
-pub use cluster::{Cluster, Launch, spawn_node};
+pub use cluster::{Cluster, Handover, Launch, spawn_node};
 pub use config::{ClusterConfig, JobRole, NodeConfig};
 pub use cost::Cost;
 pub use error::{Error, Result};

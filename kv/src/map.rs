@@ -13,6 +13,7 @@ use caravan_van::KeyRange;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
+use crate::view::Handed;
 
 /// Most shards of a table.
 pub const SHARDS_MAX: usize = 1 << 16;
@@ -157,6 +158,15 @@ pub(crate) struct Created {
     /// From that thread: whether all owners know the table.
     #[serde(default)]
     pub(crate) is_complete: bool,
+}
+
+/// A server thread's answer to [`Op::Retire`](crate::op::Op::Retire).
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Retired {
+    /// Shards that are there, or come. With none the thread takes no more.
+    pub(crate) shards: usize,
+    /// The shards that it has given away.
+    pub(crate) gone: Vec<Handed>,
 }
 
 /// The body of [`Op::Create`](crate::op::Op::Create) for a table that has its number.

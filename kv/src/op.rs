@@ -110,6 +110,9 @@ operations! {
     /// In the head of [`Op::Replicate`]: a request that was refused, so that no copy takes it for
     /// one that was applied.
     Refused = 29 by Nobody,
+    /// The server thread is to take no shard from now on, as it will leave the cluster. The
+    /// answer's value is [`Retired`](crate::map::Retired): it has agreed if it has no shard.
+    Retire = 30 by Client,
 }
 
 /// Bit of the operation of a push that ends its worker's iteration: the worker has finished all
@@ -159,6 +162,7 @@ impl From<RequestKind> for Op {
             RequestKind::Move => Op::Move,
             RequestKind::Fresh => Op::Fresh,
             RequestKind::Checkpoint => Op::Checkpoint,
+            RequestKind::Retire => Op::Retire,
         }
     }
 }

@@ -56,13 +56,14 @@ pub(crate) enum RequestKind {
     Move,
     Fresh,
     Checkpoint,
+    Retire,
 }
 
 impl RequestKind {
     /// Whether servers answer with text or other bytes that are kept as they come.
     pub(crate) fn has_replies(self) -> bool {
-        use RequestKind::{Checkpoint, Command, Cost, Create, Drop, Fresh, Join, Tables};
-        matches!(self, Create | Command | Cost | Drop | Tables | Join | Fresh | Checkpoint)
+        use RequestKind::{Checkpoint, Command, Cost, Create, Drop, Fresh, Join, Retire, Tables};
+        matches!(self, Create | Command | Cost | Drop | Tables | Join | Fresh | Checkpoint | Retire)
     }
 
     /// Whether servers answer with nothing but that it was executed.
@@ -88,6 +89,7 @@ impl RequestKind {
             RequestKind::Move => "to move a shard",
             RequestKind::Fresh => "how fresh a table is",
             RequestKind::Checkpoint => "a part of a checkpoint",
+            RequestKind::Retire => "to take no more shards",
         }
     }
 }
@@ -402,6 +404,18 @@ impl Tracker {
     pub(crate) fn open_timestamps(&self) -> Vec<u64> {
         let open = self.slots.iter().filter(|slot| slot.state != State::Closed);
         open.map(|slot| slot.timestamp).collect()
+    }
+
+    /// Whether `server` has to answer any request.
+    pub(crate) fn awaits(&self, server: usize) -> bool {
+        self.slots.iter().any(|slot| match slot.state {
+            State::Closed | State::Answered => false,
+            State::Asked(asked) => asked as usize == server,
+            State::Open(place) => {
+                let parts = &self.progress[place as usize].parts;
+                parts.iter().any(|part| part.server == server && !part.answered)
+            }
+        })
     }
 
     /// Whether a request has its outcome: all answers, or an error, after which answers may still

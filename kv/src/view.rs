@@ -24,6 +24,29 @@ pub(crate) struct View {
     /// Nodes of workers that are lost.
     #[serde(default)]
     pub(crate) workers: BTreeSet<u32>,
+    /// Threads that have joined and left again, in the order in which they left.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) left: Vec<Departed>,
+}
+
+/// A server thread that has left the cluster. It owns nothing any more.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Departed {
+    pub(crate) thread: usize,
+    /// The shards that it has given away.
+    pub(crate) gone: Vec<Handed>,
+}
+
+/// Where a server thread has given a shard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Handed {
+    /// Number of its table.
+    pub(crate) table: u32,
+    /// Its first key.
+    pub(crate) begin: u64,
+    /// The new owner, and the epoch from which on it is that.
+    pub(crate) server: usize,
+    pub(crate) epoch: u64,
 }
 
 impl View {
@@ -34,7 +57,7 @@ impl View {
 
     /// Checks a view that came from elsewhere, in a cluster that `count` server threads founded.
     pub(crate) fn check(&self, count: usize) -> Result<(), String> {
-        let View { addresses, threads, joined, lost, .. } = self;
+        let View { addresses, threads, joined, lost, left, .. } = self;
         if addresses.len() != count {
             return Err(format!("a view of {} server threads, not of {count}", addresses.len()));
         }
@@ -42,6 +65,13 @@ impl View {
             return Err(format!("a view of {count} server threads, {threads} in each process"));
         }
         let all = count.saturating_add(*joined);
+        if let Some(Departed { thread, .. }) =
+            left.iter().find(|it| !(count..all).contains(&it.thread))
+        {
+            return Err(format!(
+                "server thread {thread} cannot leave: it is none of {count}..{all}"
+            ));
+        }
         match lost.last() {
             Some(last) if *last >= all => {
                 Err(format!("server thread {last} cannot be lost: there are {all}"))
@@ -52,8 +82,10 @@ impl View {
 
     /// Adds what another view has; returns whether this one did not have all of it.
     pub(crate) fn join(&mut self, other: &View) -> bool {
-        let size =
-            |view: &View| (view.addresses.len(), view.joined, view.lost.len(), view.workers.len());
+        let size = |view: &View| {
+            let View { addresses, joined, lost, workers, left, .. } = view;
+            [addresses.len(), *joined, lost.len(), workers.len(), left.len()]
+        };
         let before = size(self);
         if other.addresses.len() > self.addresses.len() {
             self.addresses.clone_from(&other.addresses);
@@ -62,7 +94,21 @@ impl View {
         self.joined = self.joined.max(other.joined);
         self.lost.extend(&other.lost);
         self.workers.extend(&other.workers);
+        // All hear of them in one order.
+        let new = other.left.get(self.left.len()..).unwrap_or_default();
+        self.left.extend_from_slice(new);
         before != size(self)
+    }
+
+    /// Whether a thread has left.
+    pub(crate) fn has_left(&self, thread: usize) -> bool {
+        self.left.iter().any(|it| it.thread == thread)
+    }
+
+    /// Where a thread that has left has given the shard of a table that begins at `begin`.
+    pub(crate) fn handed(&self, thread: usize, table: u32, begin: u64) -> Option<Handed> {
+        let departed = self.left.iter().find(|it| it.thread == thread)?;
+        departed.gone.iter().find(|it| (it.table, it.begin) == (table, begin)).copied()
     }
 
     /// The chain of a shard that was given to thread `first`: the first `replicas + 1` threads from
@@ -101,7 +147,7 @@ mod tests {
     fn view(threads: usize, processes: usize, lost: &[usize]) -> View {
         let addresses = (0..threads * processes).map(|at| format!("sim:{at}")).collect();
         let lost = lost.iter().copied().collect();
-        View { addresses, threads, joined: 0, lost, workers: BTreeSet::from([9]) }
+        View { addresses, threads, lost, workers: BTreeSet::from([9]), ..View::default() }
     }
 
     fn chain(view: &View, first: usize, replicas: u32) -> Vec<usize> {
@@ -144,6 +190,11 @@ mod tests {
         assert!(view(1, 4, &[]).check(6).unwrap_err().contains("of 4 server threads, not of 6"));
         assert!(view(1, 6, &[6]).check(6).unwrap_err().contains("thread 6 cannot be lost"));
         assert_eq!(View { joined: 1, ..view(1, 6, &[6]) }.check(6), Ok(()));
+        for (thread, may) in [(5, false), (6, true), (7, false)] {
+            let left = vec![Departed { thread, gone: Vec::new() }];
+            let checked = View { joined: 1, left, ..view(1, 6, &[]) }.check(6);
+            assert_eq!(checked.is_ok(), may, "{thread}: {checked:?}");
+        }
         for threads in [0, 4, usize::MAX] {
             let view = View { threads, ..view(1, 6, &[]) };
             assert!(view.check(6).unwrap_err().contains(&format!("{threads} in each process")));
@@ -163,5 +214,14 @@ mod tests {
         assert!(!one.join(&views[0]) && one.lost.len() == 2);
         assert!(one.join(&View { joined: 2, ..View::default() }));
         assert!(!one.join(&View { joined: 1, ..View::default() }) && one.joined == 2);
+        let handed = Handed { table: 3, begin: 70, server: 1, epoch: 2 };
+        let departed = |thread| Departed { thread, gone: vec![handed] };
+        let left = View { left: vec![departed(5), departed(4)], ..View::default() };
+        assert!(one.join(&View { left: vec![departed(5)], ..View::default() }));
+        assert!(one.join(&left) && !one.join(&left) && one.left.len() == 2);
+        assert!(one.has_left(4) && one.has_left(5) && !one.has_left(3));
+        assert_eq!(one.handed(4, 3, 70), Some(handed));
+        let others = [(3, 3, 70), (4, 2, 70), (4, 3, 7)];
+        assert!(others.iter().all(|it| one.handed(it.0, it.1, it.2).is_none()));
     }
 }

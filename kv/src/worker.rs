@@ -9,6 +9,7 @@ mod checkpoint;
 mod clocks;
 mod joining;
 mod lanes;
+mod leaving;
 mod moving;
 mod recovery;
 mod request;
@@ -137,15 +138,18 @@ impl Worker {
         let mut recovery = Recovery::of(addresses, threads);
         let mut waits = waits;
         waits.opening_max = timeout;
-        let News { lost, joined } = waits.look()?;
+        let News { lost, joined, left } = waits.look()?;
         let known = all[founders..].iter();
         let new = joined.iter().skip(known.len());
         let further: Vec<&ServerAddress> = known.chain(new).collect();
         further.iter().for_each(|_| recovery.enter_joined());
         recovery.view.lost.extend(lost);
+        recovery.view.left = left;
         recovery.view.check(founders).map_err(Error::Config)?;
-        let lost = |index: &usize| recovery.view.lost.contains(index);
-        let why = |index: usize| lost(&index).then(|| "it counts as lost".to_owned());
+        let why = |index: usize| match recovery.view.has_left(index) {
+            true => Some(leaving::LEFT.to_owned()),
+            false => recovery.is_gone(index).then(|| "it counts as lost".to_owned()),
+        };
         let servers = founding.iter().chain(further).enumerate();
         let servers = servers.map(|(index, at)| Server::new(at.clone(), why(index))).collect();
         Ok(Worker {
@@ -169,10 +173,9 @@ impl Worker {
         })
     }
 
-    /// The server threads that are not lost.
+    /// The server threads that are not lost and have not left.
     fn living(&self) -> Vec<usize> {
-        let lost = &self.recovery.view.lost;
-        (0..self.servers.len()).filter(|server| !lost.contains(server)).collect()
+        (0..self.servers.len()).filter(|server| !self.recovery.is_gone(*server)).collect()
     }
 
     /// Number of server threads on which tables are placed: those that were there when the cluster
@@ -182,7 +185,8 @@ impl Worker {
     }
 
     /// All server threads with their addresses: first those on which tables are placed, in order of
-    /// key ranges, then those that have joined since, as far as this worker has heard.
+    /// key ranges, then those that have joined since, as far as this worker has heard. One that has
+    /// left keeps its place.
     pub fn server_addresses(&self) -> impl Iterator<Item = &ServerAddress> {
         self.servers.iter().map(|server| &server.at)
     }
@@ -445,6 +449,9 @@ impl Worker {
 
     #[inline(never)]
     fn wait_until_settled(&mut self, timestamp: Timestamp) -> Result<()> {
+        if self.servers.len() > self.founders {
+            self.look_at_times()?;
+        }
         let mut silence = Silence::default();
         let mut done = self.is_done(timestamp)?;
         while !done {
@@ -492,6 +499,7 @@ impl Worker {
     /// As [`Worker::wait`] for a lost node.
     pub fn sleep(&mut self, timeout: Duration) -> Result<()> {
         self.check_lost_nodes()?;
+        self.part();
         Ok(self.endpoint.wait(timeout)?)
     }
 }

@@ -272,6 +272,10 @@ pub(crate) struct RebalanceArgs {
     /// Server threads that are to have no shards afterwards, counted from 0 over all servers
     #[arg(long, value_delimiter = ',', value_name = "THREAD")]
     pub(crate) drain: Vec<usize>,
+    /// Has this server, which has come by --join, leave the cluster: its shards of all tables move
+    /// to the others, and it ends when no worker or driver has a lane to it any more
+    #[arg(long, value_name = "RANK", conflicts_with_all = ["namespace", "table", "drain"])]
+    pub(crate) leave: Option<usize>,
 }
 
 /// What to show of a running cluster. CARAVAN_SCHEDULER, CARAVAN_JOB and the secret name the

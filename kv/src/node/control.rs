@@ -14,6 +14,7 @@ use super::choice::Candidate;
 use super::group::{NodeName, Recipients};
 use super::vitals::Vitals;
 use crate::error::{Error, Result};
+use crate::view::Departed;
 use crate::worker::ServerAddress;
 
 /// The role of a node.
@@ -262,6 +263,8 @@ pub(crate) struct Changes {
     pub(crate) workers: Vec<u32>,
     /// Server threads that have joined since the cluster was complete, in their order.
     pub(crate) joined: Vec<ServerAddress>,
+    /// Those of them that have left again, in their order.
+    pub(crate) left: Vec<Departed>,
 }
 
 /// The scheduler's request to a node; of [`Order::Letters`] alone, to a driver.
@@ -283,6 +286,9 @@ pub(crate) enum Order {
     LostServers(Vec<usize>),
     /// These server threads have joined, behind those of which it was told. Answered at once.
     JoinedServers(Vec<ServerAddress>),
+    /// These server threads leave, behind those of which it was told. They own nothing any more.
+    /// Answered at once.
+    LeftServers(Vec<Departed>),
     /// These nodes of workers are lost so far; to servers alone. Answered at once.
     LostWorkers(Vec<u32>),
     /// The job is over.
@@ -332,13 +338,15 @@ pub(crate) enum Command {
     First { tasks: Vec<u64> },
     /// What concerns other nodes.
     Post(Post),
-    /// Answered with [`Losses`] when a loss has ended the cluster, or more server threads are lost
-    /// than the `known` first ones, or more have joined than the `joined` first ones.
-    Watch {
-        known: usize,
-        #[serde(default)]
-        joined: usize,
-    },
+    /// Answered with [`Losses`] when a loss has ended the cluster, or there are more changes than
+    /// those that the driver knows.
+    Watch(Heard),
+    /// Whether the server of this rank may leave the cluster. Answered with the places of its
+    /// threads among all; refused with the reason why it may not.
+    MayLeave { server: usize },
+    /// Tells everybody that the threads of this server own nothing any more, so that it can leave.
+    /// Answered at once, or refused as [`Command::MayLeave`].
+    Leave { server: usize, departed: Vec<Departed> },
     /// Answered at once with the [`Loss`] of a node, if any was lost.
     Check,
     /// Answered at once with a list of [`NodeState`](super::vitals::NodeState). A driver needs no
@@ -347,6 +355,17 @@ pub(crate) enum Command {
     /// Ends the cluster for this reason. Only the driver that started it may. Answered when all
     /// nodes have left, or soon in any case.
     End { reason: String },
+}
+
+/// Of how many changes somebody has heard.
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+pub(crate) struct Heard {
+    /// Server threads that are lost.
+    pub(crate) lost: usize,
+    /// Those that have joined.
+    pub(crate) joined: usize,
+    /// Those of them that have left again.
+    pub(crate) left: usize,
 }
 
 /// What a driver that watches hears of losses.
@@ -360,9 +379,21 @@ pub(crate) struct Losses {
     /// Server threads that have joined beside those that the driver knows, in their order.
     #[serde(default)]
     pub(crate) joined: Vec<ServerAddress>,
+    /// Those that have left again beside those that the driver knows, in their order.
+    #[serde(default)]
+    pub(crate) left: Vec<Departed>,
     /// This driver's job, if it was cancelled.
     #[serde(default)]
     pub(crate) cancelled: Option<String>,
+}
+
+impl Losses {
+    /// Whether there is anything in it.
+    pub(crate) fn is_news(&self) -> bool {
+        let Losses { fatal, servers, joined, left, cancelled } = self;
+        let is_empty = servers.is_empty() && joined.is_empty() && left.is_empty();
+        fatal.is_some() || cancelled.is_some() || !is_empty
+    }
 }
 
 /// A job of a cluster.

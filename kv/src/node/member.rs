@@ -121,7 +121,8 @@ impl Member {
     }
 
     /// Waits for the next task; `None` when the job is over, or when `goes_on` returns false
-    /// because this node cannot go on. It is told who is lost or has joined so far.
+    /// because this node cannot go on, or has to do something else first. It is told who is lost,
+    /// has joined or has left so far.
     ///
     /// # Errors
     /// [`Error::NodeLost`] if the scheduler is gone.
@@ -146,6 +147,11 @@ impl Member {
             }
             self.lane.wait(NAP)?;
         }
+    }
+
+    /// Number of server threads that have left so far.
+    pub(crate) fn left(&self) -> usize {
+        self.changes.left.len()
     }
 
     /// Sends the result of a task.
@@ -217,14 +223,15 @@ impl Member {
         }
     }
 
-    /// As [`Member::check`]; returns the server threads that are lost or have joined so far.
+    /// As [`Member::check`]; returns the server threads that are lost, have joined or have left so
+    /// far.
     ///
     /// # Errors
     /// As [`Member::check`].
     pub(crate) fn news(&mut self) -> Result<News> {
         self.check()?;
-        let Changes { lost, joined, .. } = &self.changes;
-        Ok(News { lost: lost.clone(), joined: joined.clone() })
+        let Changes { lost, joined, left, .. } = &self.changes;
+        Ok(News { lost: lost.clone(), joined: joined.clone(), left: left.clone() })
     }
 
     /// Sends a request to the scheduler and waits for the answer.
@@ -306,6 +313,10 @@ impl Member {
             Heard::Order { number, order: Order::JoinedServers(joined) } => {
                 self.lane.answer(number, &())?;
                 self.changes.joined.extend(joined);
+            }
+            Heard::Order { number, order: Order::LeftServers(left) } => {
+                self.lane.answer(number, &())?;
+                self.changes.left.extend(left);
             }
             Heard::Order { number, order: Order::LostWorkers(lost) } => {
                 self.lane.answer(number, &())?;

@@ -1,6 +1,8 @@
 //! The members of the cluster: which lane belongs to whom, who has which seat, and who has been
 //! silent for too long.
 
+mod further;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::time::Duration;
@@ -9,7 +11,6 @@ use caravan_van::PeerId;
 use caravan_van::wire::Hello;
 
 use super::backend::Van;
-use super::choice::Candidate;
 use super::control::{Join, Loss, Role};
 use super::group::{Group, NodeName, Recipients};
 use super::paces::{Change, Paces};
@@ -79,6 +80,9 @@ pub(crate) enum Violation {
 /// drivers from outside, are counted from 1 on.
 const FIRST_FURTHER: u32 = 1 << 24;
 
+/// The reason why a server is gone that has left.
+const LEFT: &str = "it has left the cluster";
+
 /// A node with a seat.
 pub(crate) struct Member {
     /// Its id in messages, once all have joined.
@@ -92,6 +96,8 @@ pub(crate) struct Member {
     /// Its vans, once they are chosen: one, or [`Van::Mixed`] and those that this is made of.
     pub(crate) vans: Vec<Van>,
     pub(crate) lost: Option<String>,
+    /// Whether it is a server that leaves, or has left: then it counts among no losses.
+    has_left: bool,
     /// What it told with its last heartbeat.
     vitals: Option<Vitals>,
     incarnation: u64,
@@ -229,6 +235,7 @@ impl Members {
             join,
             vans: Vec::new(),
             lost: None,
+            has_left: false,
             vitals: None,
             incarnation,
             seen,
@@ -303,6 +310,7 @@ impl Members {
         if self.complete {
             let member = self.seats.get_mut(&seat);
             if let Some(member) = member {
+                let reason = if member.has_left { LEFT } else { reason };
                 member.lost.get_or_insert_with(|| reason.to_owned());
             }
         } else {
@@ -428,8 +436,7 @@ impl Members {
     /// Counts members as lost that were silent for too long, and returns their lanes.
     pub(crate) fn check_silence(&mut self) -> Vec<PeerId> {
         let patience = self.patience();
-        let lost = self.size(Role::Server) - self.live(Role::Server);
-        let mut spared = self.server_losses_max.saturating_sub(lost);
+        let mut spared = self.server_losses_max.saturating_sub(self.losses(Role::Server));
         let mut due = self.listened + patience;
         let mut silent_ones = Vec::new();
         for (seat, member) in &mut self.seats {
@@ -437,7 +444,7 @@ impl Members {
                 continue;
             }
             let silent = self.listened - member.seen;
-            let is_spared = seat.role == Role::Server && spared > 0;
+            let is_spared = seat.role == Role::Server && spared > 0 && !member.has_left;
             let patience = if is_spared { self.heartbeat * HEARTBEATS_OF_SPARED } else { patience };
             if silent >= patience {
                 member.lost = Some(format!("no heartbeat for {:.1} s", silent.as_secs_f64()));
@@ -459,16 +466,24 @@ impl Members {
                 Role::Server => self.server_losses_max,
                 Role::Worker => self.losses_max,
             };
-            self.size(role) - self.live(role) <= losses_max
+            self.losses(role) <= losses_max
         };
         let spared = [Role::Server, Role::Worker].map(|role| (role, is_spared(role)));
         let lost = |(seat, member): (&Seat, &Member)| {
             let reason = member.lost.clone()?;
-            let ends = !spared.contains(&(seat.role, true));
+            let ends = !spared.contains(&(seat.role, true)) && !member.has_left;
             let remedy = self.remedy(seat.role);
             ends.then(|| Loss { node: describe(*seat, member), reason: reason + &remedy })
         };
         self.seats.iter().find_map(lost)
+    }
+
+    /// Number of nodes of a role that are lost and have not left.
+    fn losses(&self, role: Role) -> usize {
+        let is_loss = |(seat, member): &(Seat, &Member)| {
+            seat.role == role && member.lost.is_some() && !member.has_left
+        };
+        self.iter().filter(is_loss).count()
     }
 
     /// What lets the others go on after such a loss, for the end of its reason.
@@ -503,7 +518,8 @@ impl Members {
     /// The threads of lost servers, by their place among all server threads.
     pub(crate) fn lost_threads(&self) -> Vec<usize> {
         let servers = self.iter().filter(|(seat, _)| seat.role == Role::Server);
-        let threads = servers.flat_map(|(_, it)| it.threads().iter().map(|_| it.lost.is_some()));
+        let is_lost = |it: &Member| it.lost.is_some() && !it.has_left;
+        let threads = servers.flat_map(|(_, it)| it.threads().iter().map(move |_| is_lost(it)));
         threads.enumerate().filter_map(|(at, is_lost)| is_lost.then_some(at)).collect()
     }
 
@@ -513,13 +529,6 @@ impl Members {
             |seat: Seat, member: &Member| seat.role == Role::Worker && member.lost.is_some();
         let nodes = self.nodes().filter(|(_, seat, member)| is_it(*seat, member));
         nodes.map(|(node, ..)| node).collect()
-    }
-
-    /// Takes the vans of a server that has joined when all others had.
-    pub(crate) fn equip(&mut self, seat: Seat, vans: Vec<Van>, entry: Candidate) {
-        if let Some(member) = self.seats.get_mut(&seat) {
-            (member.vans, member.join.vans) = (vans, vec![entry]);
-        }
     }
 
     /// All members with their ids in messages.
@@ -559,7 +568,8 @@ impl Members {
                 is_slow,
             }
         };
-        self.iter().map(state).collect()
+        let is_there = |it: &(Seat, &Member)| !(self.has_left(it.0) && self.is_lost(it.0));
+        self.iter().filter(is_there).map(state).collect()
     }
 
     fn patience(&self) -> Duration {

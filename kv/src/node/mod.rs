@@ -10,7 +10,7 @@
 //! therefore runs in simulated time as well.
 //!
 //! A server may join a cluster that is complete, beside its servers; the scheduler then tells all
-//! nodes and drivers where it is.
+//! nodes and drivers where it is. It may leave again when its shards have gone to others.
 //!
 //! The whole cluster uses one van for data: each node opens those that work for it and lists them
 //! when it joins, and the roster names the one that all have.
@@ -47,6 +47,6 @@ pub use observer::Observer;
 pub(crate) use placement::check_numa;
 pub use placement::{Numa, Seating};
 pub(crate) use roles::watched_client;
-pub use roles::{App, Apps, WorkerNode, client, join_server, run_server, run_worker};
+pub use roles::{App, Apps, Ended, WorkerNode, client, join_server, run_server, run_worker};
 pub use scheduler::{Scheduler, TaskId};
 pub use vitals::{LanesByVan, NodeState, Vitals};

@@ -244,8 +244,17 @@ pub fn run_worker(
     let job = String::new();
     let mut node = WorkerNode { worker, config, rank, workers, job, task: 0, member };
     let mut jobs: HashMap<String, JobState> = HashMap::new();
+    let mut left = 0;
     loop {
-        let Some(mut task) = node.member.borrow_mut().next_task(|_| true)? else { return Ok(()) };
+        let next = node.member.borrow_mut().next_task(|changes| changes.left.len() == left)?;
+        let Some(mut task) = next else {
+            let known = std::mem::replace(&mut left, node.member.borrow().left());
+            if left == known {
+                return Ok(());
+            }
+            part(&mut node.worker);
+            continue;
+        };
         node.job.clone_from(&task.job);
         node.task = task.number;
         let report = match std::mem::replace(&mut task.work, Work::Forget { drops: false }) {
@@ -263,6 +272,13 @@ pub fn run_worker(
             }
         };
         node.member.borrow_mut().report(&task, &report)?;
+    }
+}
+
+/// Closes the lanes to servers that have left, for which these wait, while no task runs.
+fn part(worker: &mut Worker) {
+    if let Err(error) = worker.part_from_left() {
+        tracing::warn!(%error, "a server that has left waits for this worker");
     }
 }
 
@@ -363,12 +379,13 @@ pub fn run_server(
     handles: &Handles,
     own_process: bool,
 ) -> Result<()> {
-    serve(config, (Coming::Founds, rank), threads, handles, own_process)
+    serve(config, (Coming::Founds, rank), threads, handles, own_process).map(drop)
 }
 
-/// Joins a cluster that is complete, beside its servers, and serves until the job is over. Tables
-/// are not placed on its threads; shards are moved there ([`Worker::move_shard`],
-/// [`Worker::rebalance`]). Its threads follow those of all other servers.
+/// Joins a cluster that is complete, beside its servers, and serves until the job is over, or until
+/// it has left ([`Cluster::release_server`](crate::Cluster::release_server)). Tables are not placed
+/// on its threads; shards are moved there ([`Worker::move_shard`], [`Worker::rebalance`]). Its
+/// threads follow those of all other servers.
 ///
 /// # Errors
 /// As [`run_server`]; [`Error::NodeLost`] says why the scheduler refused it: the cluster is not
@@ -378,8 +395,17 @@ pub fn join_server(
     threads: usize,
     handles: &Handles,
     own_process: bool,
-) -> Result<()> {
+) -> Result<Ended> {
     serve(config, (Coming::Follows, None), threads, handles, own_process)
+}
+
+/// Why a server serves no longer that has joined a complete cluster.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ended {
+    /// The job is over.
+    Over,
+    /// The server of this rank has left the cluster, which goes on.
+    Left(usize),
 }
 
 /// When a server joins.
@@ -397,7 +423,7 @@ fn serve(
     threads: usize,
     handles: &Handles,
     own_process: bool,
-) -> Result<()> {
+) -> Result<Ended> {
     let stop = Arc::new(AtomicBool::new(false));
     let config = &begin(config, Role::Server, rank, own_process)?;
     let seating = match is_simulated() {
@@ -482,18 +508,18 @@ struct Place {
     count: usize,
 }
 
-/// Joins, and takes part until the job is over or a thread has ended; joining that thread reports
-/// its error.
+/// Joins, and takes part until the job is over, all threads have left, or one has ended; joining
+/// that thread reports its error.
 fn serve_until_end(
     config: &NodeConfig,
     coming: Coming,
     started: &[Started],
     handles: &Handles,
     own_process: bool,
-) -> Result<()> {
+) -> Result<Ended> {
     let vans = started.iter().map(|it| backend::receive(&it.vans));
     let Ok(vans) = vans.collect::<Result<Vec<_>, mpsc::RecvError>>() else {
-        return Ok(()); // a thread ended before it listened
+        return Ok(Ended::Over); // a thread ended before it listened
     };
     let beats = heartbeat::has_own(own_process);
     let is_further = coming == Coming::Follows;
@@ -517,18 +543,24 @@ fn serve_until_end(
     let addresses = founders.map(|server| server.address.clone()).collect();
     let joined = roster.servers.len() - roster.founders;
     let mut view = View { addresses, threads: roster.threads, joined, ..View::default() };
+    let mut ended = Ended::Over;
     let mut go_on = |changes: &Changes| {
-        let Changes { lost, workers, joined } = changes;
+        let Changes { lost, workers, joined, left } = changes;
         let (lost, workers) = (lost.iter().copied(), workers.iter().copied());
         let (lost, workers, joined) = (lost.collect(), workers.collect(), joined.len());
-        let known = View { lost, workers, joined, ..View::default() };
+        let known = View { lost, workers, joined, left: left.clone(), ..View::default() };
         if view.join(&known) {
             started.iter().for_each(|it| drop(it.view.send(view.clone())));
         }
-        !started.iter().any(|it| it.thread.is_finished())
+        let finished = started.iter().filter(|it| it.thread.is_finished()).count();
+        match view.has_left(roster.first_thread) {
+            true => ended = Ended::Left(roster.rank),
+            false => return finished == 0,
+        }
+        finished < started.len()
     };
     while let Some(task) = member.next_task(&mut go_on)? {
         member.report(&task, &Err("servers run no tasks".to_owned()))?;
     }
-    Ok(())
+    Ok(ended)
 }

@@ -6,6 +6,7 @@
 //! so that on a simulated network its messages take simulated time.
 
 mod exchange;
+mod further;
 mod jobs;
 mod plane;
 mod posts;
@@ -32,6 +33,7 @@ use super::thread::NodeThread;
 use crate::config::{ClusterConfig, NodeConfig};
 use crate::error::{Error, Result};
 use crate::node::Van;
+use crate::view::Departed;
 use crate::worker::{News, ServerAddress};
 
 /// Longest sleep while waiting: how often a caller of [`Scheduler::gather`] checks its children.
@@ -217,7 +219,7 @@ impl Scheduler {
 
     /// Asks to be told of losses.
     fn watching(mut self) -> Result<Scheduler> {
-        self.watch = self.lane.ask(&Command::Watch { known: 0, joined: 0 })?;
+        self.watch = self.lane.ask(&Command::Watch(control::Heard::default()))?;
         Ok(self)
     }
 
@@ -405,13 +407,17 @@ impl Scheduler {
     fn enter(&mut self, heard: Heard) -> Result<()> {
         match heard {
             Heard::Answer { to, body } if to == self.watch => {
-                let Losses { fatal, servers, joined, cancelled } = serde_json::from_slice(&body)?;
+                let losses: Losses = serde_json::from_slice(&body)?;
+                let Losses { fatal, servers, joined, left, cancelled } = losses;
                 self.losses.servers.extend(servers);
                 self.losses.joined.extend(joined);
+                self.losses.left.extend(left);
                 self.losses = Losses { fatal, cancelled, ..std::mem::take(&mut self.losses) };
                 if self.losses.fatal.is_none() && self.losses.cancelled.is_none() {
-                    let (known, joined) = (self.losses.servers.len(), self.losses.joined.len());
-                    self.watch = self.lane.ask(&Command::Watch { known, joined })?;
+                    let Losses { servers, joined, left, .. } = &self.losses;
+                    let (lost, joined, left) = (servers.len(), joined.len(), left.len());
+                    let heard = control::Heard { lost, joined, left };
+                    self.watch = self.lane.ask(&Command::Watch(heard))?;
                 }
             }
             Heard::Answer { to, body } if Some(to) == self.gathering => {
@@ -452,14 +458,31 @@ impl Scheduler {
         cancelled.map_or(Ok(()), |job| Err(Error::Cancelled { job }))
     }
 
-    /// As [`Scheduler::glance`]; returns the server threads that are lost or have joined so far.
+    /// As [`Scheduler::glance`]; returns the server threads that are lost, have joined or have left
+    /// so far.
     ///
     /// # Errors
     /// As [`Scheduler::check_members`].
     pub(crate) fn news(&mut self) -> Result<News> {
         self.glance()?;
-        let Losses { servers, joined, .. } = &self.losses;
-        Ok(News { lost: servers.clone(), joined: joined.clone() })
+        let Losses { servers, joined, left, .. } = &self.losses;
+        Ok(News { lost: servers.clone(), joined: joined.clone(), left: left.clone() })
+    }
+
+    /// The places among all of the threads of a server that may leave the cluster.
+    ///
+    /// # Errors
+    /// [`Error::Config`] says why it may not; [`Error::NodeLost`].
+    pub(crate) fn may_leave(&mut self, server: usize) -> Result<Vec<usize>> {
+        self.ask(&Command::MayLeave { server })
+    }
+
+    /// Tells everybody that the threads of a server own nothing any more, so that it can leave.
+    ///
+    /// # Errors
+    /// As [`Scheduler::may_leave`].
+    pub(crate) fn let_leave(&mut self, server: usize, departed: Vec<Departed>) -> Result<()> {
+        self.ask(&Command::Leave { server, departed })
     }
 
     /// Checks that all members are alive.

@@ -30,7 +30,9 @@ impl Worker {
                 Arrival::Placed { timestamp, memory, len, .. } => {
                     self.placed(server, timestamp, memory, len);
                 }
-                Arrival::Connected { .. } => self.servers[server].up = true,
+                Arrival::Connected { .. } => {
+                    (self.servers[server].up, self.servers[server].was_up) = (true, true);
+                }
                 Arrival::Lost { error, .. } => self.lose(server, &error),
             }
         }

@@ -38,7 +38,7 @@ impl Worker {
     ///
     /// # Errors
     /// As [`Worker::wait`](super::Worker::wait) for a lost node, and for one that is silent.
-    pub(super) fn wait_until_known(&mut self, named: &BTreeSet<usize>) -> Result<()> {
+    pub(crate) fn wait_until_known(&mut self, named: &BTreeSet<usize>) -> Result<()> {
         let mut silence = Silence::default();
         while named.last().is_some_and(|last| *last >= self.servers.len())
             && self.waits.is_watched()

@@ -28,8 +28,9 @@ pub(super) struct Server {
     pub(super) at: ServerAddress,
     /// [`NOBODY`] without a lane.
     pub(super) peer: PeerId,
-    /// Whether the lane is up.
+    /// Whether the lane is up, and whether it or the one before has been.
     pub(super) up: bool,
+    pub(super) was_up: bool,
     /// When the lane was opened.
     opened: Duration,
     /// Why the server is lost.
@@ -39,7 +40,7 @@ pub(super) struct Server {
 impl Server {
     /// One without a lane.
     pub(super) fn new(at: ServerAddress, lost: Option<String>) -> Server {
-        Server { at, peer: NOBODY, up: false, opened: Duration::ZERO, lost }
+        Server { at, peer: NOBODY, up: false, was_up: false, opened: Duration::ZERO, lost }
     }
 
     /// Whether nothing has needed a lane so far.
@@ -80,9 +81,14 @@ impl Worker {
     /// Makes a new lane to a server.
     pub(super) fn connect_to(&mut self, server: usize) -> caravan_van::Result<()> {
         let now = self.endpoint.lanes.now();
-        let Server { at, peer, up, opened, lost } = &mut self.servers[server];
-        *peer = self.endpoint.open(&at.address)?;
-        (*up, *opened, *lost) = (false, now, None);
+        let Server { at, peer, up, was_up, opened, lost } = &mut self.servers[server];
+        (*opened, *was_up) = (now, false);
+        // One that has joined may have left: nothing is posted before it is known to be there.
+        *peer = match server < self.founders {
+            true => self.endpoint.open(&at.address)?,
+            false => self.endpoint.connect(&at.address)?,
+        };
+        (*up, *lost) = (false, None);
         let place = peer.0 as usize;
         if self.by_peer.len() <= place {
             self.by_peer.resize(place + 1, None);
@@ -92,6 +98,20 @@ impl Worker {
         // They name lanes.
         self.tables.iter_mut().for_each(|known| known.route.close());
         Ok(())
+    }
+
+    /// Whether a server thread that has joined could not be reached, and may have left: the
+    /// scheduler will tell, unless it takes longer than a lane may.
+    pub(super) fn may_have_left(&mut self, server: usize) -> bool {
+        let Server { was_up, opened, ref lost, .. } = self.servers[server];
+        let is_unknown = server >= self.founders
+            && lost.is_some()
+            && !was_up
+            && self.waits.is_watched()
+            && !self.recovery.is_gone(server);
+        let waits = is_unknown && self.now() <= opened.saturating_add(self.waits.opening_max);
+        self.recovery.is_due |= waits;
+        waits
     }
 
     /// Opens the lanes that no request has opened, and waits until all are up. Nothing needs this
@@ -153,7 +173,7 @@ impl Worker {
     /// Whether a server has or had a lane that is not up, and does not count as lost.
     fn is_awaited(&self, server: usize) -> bool {
         let Server { up, .. } = self.servers[server];
-        !up && !self.servers[server].is_unused() && !self.recovery.view.lost.contains(&server)
+        !up && !self.servers[server].is_unused() && !self.recovery.is_gone(server)
     }
 
     fn not_connected(&self, waited: Duration, missing: impl Iterator<Item = usize>) -> Error {

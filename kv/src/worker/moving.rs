@@ -12,7 +12,7 @@
 //!
 //! Path: **worker** > slicer > filter > message > codec > endpoint > transport.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use caravan_van::wire::{Coding, Kind};
 use caravan_van::{Draft, KeyRange, Message, Values};
@@ -36,6 +36,8 @@ pub(super) struct Moves {
     settling: Vec<Settling>,
     /// Requests that came back for server threads which are not known yet.
     pub(super) early: Vec<Returned>,
+    /// Server threads that have left and to which there may be a lane.
+    pub(super) parting: BTreeSet<usize>,
 }
 
 pub(super) struct Returned {
@@ -64,6 +66,17 @@ impl Moves {
     pub(super) fn concern(&self, table: usize, shard: usize) -> bool {
         self.is_settling(table, shard)
             || self.returned.iter().any(|it| (it.table, it.shard) == (table, shard))
+    }
+
+    /// Whether anything waits for news, or for a lane to be closed.
+    pub(super) fn await_news(&self) -> bool {
+        !self.early.is_empty() || !self.parting.is_empty()
+    }
+
+    /// Whether anything is to come from a server thread.
+    pub(super) fn await_server(&self, server: usize) -> bool {
+        self.settling.iter().any(|it| it.server == server)
+            || self.early.iter().any(|it| it.server == server)
     }
 
     /// Whether requests to a shard may still come back.
@@ -103,8 +116,31 @@ impl Worker {
     pub fn rebalance(&mut self, table: Table, drained: &[usize]) -> Result<Vec<Placed>> {
         self.check_lost_nodes()?;
         self.follow_shards(table)?;
-        let (servers, lost) = (self.servers.len(), &self.recovery.view.lost);
-        let moves = crate::map::balance(self.known(table)?.map.shards(), servers, drained, lost)?;
+        let moves = self.balanced(table, drained)?;
+        self.move_all(table, moves)
+    }
+
+    /// Moves the shards of a table away from these server threads, and no others; as
+    /// [`Worker::rebalance`].
+    pub(crate) fn drain_threads(&mut self, table: Table, drained: &[usize]) -> Result<Vec<Placed>> {
+        self.follow_shards(table)?;
+        let mut moves = self.balanced(table, drained)?;
+        let shards = self.known(table)?.map.shards();
+        moves.retain(|(shard, _)| drained.contains(&shards[*shard].server));
+        self.move_all(table, moves)
+    }
+
+    /// The moves that spread a table's shards over the server threads but for `drained` and those
+    /// that have left.
+    fn balanced(&self, table: Table, drained: &[usize]) -> Result<Vec<(usize, usize)>> {
+        let left = self.recovery.view.left.iter().map(|it| it.thread);
+        let without: Vec<usize> = drained.iter().copied().chain(left).collect();
+        let (shards, lost) = (self.known(table)?.map.shards(), &self.recovery.view.lost);
+        crate::map::balance(shards, self.servers.len(), &without, lost)
+    }
+
+    /// Makes these moves one after the other; returns the shards as they were before.
+    fn move_all(&mut self, table: Table, moves: Vec<(usize, usize)>) -> Result<Vec<Placed>> {
         let mut moved = Vec::new();
         for (shard, server) in moves {
             let placed = self.known(table)?.map.shards()[shard];
@@ -112,6 +148,8 @@ impl Worker {
             self.wait(wish)?;
             moved.push(placed);
         }
+        // Marks leave, for which a shard waits that comes back; the caller may do nothing for long.
+        self.poll()?;
         Ok(moved)
     }
 
@@ -133,10 +171,9 @@ impl Worker {
         }
         let back = back.filter(|(head, _)| (head.server as usize) < self.servers.len());
         if let (Some(table), Some(shard), Some((head, _))) = (table, shard, back) {
-            let map = &mut self.tables[table].map;
-            let former = map.shards()[shard].server;
-            if map.enter(begin, head.server as usize, head.epoch) {
-                self.settle_with(former, table, shard);
+            // One that has left has told of the owner behind it.
+            if !self.recovery.view.has_left(head.server as usize) {
+                self.enter_owner(table, begin, head.server as usize, head.epoch);
             }
             self.settle_with(server, table, shard);
         }
@@ -168,6 +205,18 @@ impl Worker {
         returned.insert(place, Returned { table, shard, server: owner, message });
     }
 
+    /// Enters that a server owns a shard from this epoch on, if that is news: requests to it wait
+    /// until the one before has sent back all that it got.
+    pub(super) fn enter_owner(&mut self, table: usize, begin: u64, server: usize, epoch: u64) {
+        let map = &mut self.tables[table].map;
+        let former = map.find(begin).map(|shard| (shard, map.shards()[shard].server));
+        if map.enter(begin, server, epoch)
+            && let Some((shard, former)) = former
+        {
+            self.settle_with(former, table, shard);
+        }
+    }
+
     /// Has requests to a shard wait until a server that had it has sent back all that it got.
     pub(super) fn settle_with(&mut self, server: usize, table: usize, shard: usize) {
         let TableState { number, route, map, .. } = &mut self.tables[table];
@@ -181,7 +230,7 @@ impl Worker {
     }
 
     /// Forgets servers that have answered their marks, and posts marks that had to wait for room.
-    fn settle_on(&mut self) {
+    pub(super) fn settle_on(&mut self) {
         let mut settling = std::mem::take(&mut self.moves.settling);
         settling.retain_mut(|it| match it.mark {
             Some(mark) => !self.tracker.is_settled(mark.0),
@@ -243,6 +292,10 @@ impl Worker {
             self.open_lane(server);
             let peer = self.servers[server].peer;
             let is_lost = self.servers[server].lost.is_some();
+            if self.may_have_left(server) {
+                next += 1;
+                continue;
+            }
             if !is_lost && self.endpoint.lanes.credits(peer) == 0 {
                 return;
             }

@@ -162,9 +162,14 @@ impl Recovery {
         self.kept.get(&timestamp).is_some_and(|kept| kept.server == server)
     }
 
+    /// Whether a server is lost for good, or has left.
+    pub(super) fn is_gone(&self, server: usize) -> bool {
+        self.view.lost.contains(&server) || self.view.has_left(server)
+    }
+
     /// Whether the lane to a server is made again if it breaks.
     pub(super) fn is_kept_up(&self, server: usize) -> bool {
-        self.is_on && !self.view.lost.contains(&server)
+        self.is_on && !self.is_gone(server)
     }
 
     /// Whether new parts to a server have to wait for the view or for others.
@@ -193,7 +198,7 @@ impl Worker {
         nap: Duration,
     ) {
         let mut watch = watch;
-        let news = move || Ok(News { lost: watch()?, joined: Vec::new() });
+        let news = move || Ok(News { lost: watch()?, ..News::default() });
         self.waits.watch_by(Box::new(news), nap);
     }
 
@@ -258,7 +263,7 @@ impl Worker {
     pub(super) fn recover(&mut self) -> Result<bool> {
         self.recovery.is_due = false;
         self.check_lost_nodes()?;
-        let mut is_busy = false;
+        let mut is_busy = self.part();
         for server in 0..self.servers.len() {
             if self.recovery.is_kept_up(server) {
                 is_busy |= self.keep_up(server);
@@ -276,7 +281,9 @@ impl Worker {
                 waits.insert(server);
             }
         }
-        self.recovery.is_due |= !waits.is_empty() || !self.moves.early.is_empty();
+        self.recovery.is_due |= !waits.is_empty() || self.moves.await_news();
+        // What was held back until there is news.
+        self.send_returned();
         Ok(is_busy)
     }
 

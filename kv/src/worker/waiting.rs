@@ -7,6 +7,7 @@ use super::recovery::RETRY;
 use super::{ServerAddress, Worker};
 use crate::error::{Error, Result};
 use crate::tracker::Timestamp;
+use crate::view::Departed;
 
 /// A wait logs a warning each time this has passed.
 const WARN_AFTER: Duration = Duration::from_secs(10);
@@ -18,6 +19,8 @@ pub(crate) struct News {
     pub(crate) lost: Vec<usize>,
     /// Those that have joined so far, in their order.
     pub(crate) joined: Vec<ServerAddress>,
+    /// Those of them that have left again so far, in their order.
+    pub(crate) left: Vec<Departed>,
 }
 
 /// Runs now and then while no answer comes; returns the news so far. An error ends the wait.
@@ -28,6 +31,9 @@ const NAP: Duration = Duration::from_millis(100);
 
 /// Naps after which a worker checks its watch even if all its waits are short.
 const LOOK_EVERY: u32 = 1024;
+
+/// The same where servers have joined: one that leaves waits until all have heard of it.
+pub(super) const LOOK_EVERY_JOINED: u32 = 32;
 
 /// Decides when a worker stops waiting for an answer.
 pub(crate) struct Waits {
@@ -66,7 +72,14 @@ impl Waits {
         self.watch.is_some()
     }
 
-    /// Asks the watch which server threads are lost or have joined so far.
+    /// Counts a nap, or what stands for one; returns whether it is one of `every` at which a worker
+    /// looks for news.
+    pub(super) fn is_turn(&mut self, every: u32) -> bool {
+        self.naps = self.naps.wrapping_add(1);
+        self.naps.is_multiple_of(every)
+    }
+
+    /// Asks the watch which server threads are lost, have joined or have left so far.
     pub(super) fn look(&mut self) -> Result<News> {
         let looked = self.watch.as_mut().map_or_else(|| Ok(News::default()), |watch| watch());
         self.is_failing = looked.is_err();
@@ -125,8 +138,8 @@ impl Worker {
     /// answers come during the first sleep, which therefore seldom reads the clock.
     pub(super) fn nap(&mut self, silence: &mut Silence, what: Awaited) -> Result<()> {
         let is_due = self.recovery.is_due;
-        self.waits.naps = self.waits.naps.wrapping_add(1);
-        let is_turn = self.waits.naps.is_multiple_of(LOOK_EVERY);
+        let has_joined = self.servers.len() > self.founders;
+        let is_turn = self.waits.is_turn(if has_joined { LOOK_EVERY_JOINED } else { LOOK_EVERY });
         let has_napped = std::mem::replace(&mut silence.napped, true);
         if has_napped || is_turn || self.waits.is_failing || is_due {
             self.check_silence(silence, what)?;
@@ -156,10 +169,11 @@ impl Worker {
     }
 
     /// Fails if a node that this process watches is lost, and the others cannot go on. Enters which
-    /// server threads are lost or have joined.
+    /// server threads are lost, have joined or have left.
     pub(super) fn check_lost_nodes(&mut self) -> Result<()> {
-        let News { lost, joined } = self.waits.look()?;
+        let News { lost, joined, left } = self.waits.look()?;
         self.enter_joined(&joined);
+        self.enter_left(&left);
         lost.into_iter().for_each(|server| self.lose_server(server));
         Ok(())
     }

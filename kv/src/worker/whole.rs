@@ -67,7 +67,11 @@ impl Worker {
         let known = self.tables.iter().position(|known| known.number == number);
         let place = match known {
             Some(place) => place,
-            None => self.enter_table(number, spec, range, map)?,
+            None => {
+                let place = self.enter_table(number, spec, range, map)?;
+                self.enter_all_handed(place);
+                place
+            }
         };
         for (server, created) in &claims {
             self.enter_claims(place, *server, created);
@@ -88,7 +92,7 @@ impl Worker {
         let mut told = told;
         let mut next = owners;
         let mut claims = Vec::new();
-        while let Some(others) = self.untold(&mut told, next)? {
+        while let Some(others) = self.untold(number, &mut told, next)? {
             let asked = self.tell(&others, RequestKind::Create, number, &numbered)?;
             let answered = self.wait(asked).map_err(|error| match error {
                 Error::TableDropped { .. } => Error::TableDropped { table: spec.name.clone() },
@@ -129,19 +133,21 @@ impl Worker {
         }
     }
 
-    /// Those of `next` that live and were not told, which are now; `None` if there are none.
+    /// Those of `next` that live and were not told of a table, which are now; `None` if there are
+    /// none. Those to which one that has left has given shards stand for it.
     ///
     /// # Errors
     /// As [`Worker::wait_until_known`].
     fn untold(
         &mut self,
+        number: u32,
         told: &mut BTreeSet<usize>,
         next: BTreeSet<usize>,
     ) -> Result<Option<Vec<usize>>> {
         self.wait_until_known(&next)?;
-        let lives = |server: &usize| {
-            *server < self.servers.len() && !self.recovery.view.lost.contains(server)
-        };
+        let next = self.behind_departed(number, told, next);
+        let lives =
+            |server: &usize| *server < self.servers.len() && !self.recovery.is_gone(*server);
         let next: Vec<usize> =
             next.into_iter().filter(lives).filter(|it| told.insert(*it)).collect();
         Ok((!next.is_empty()).then_some(next))
@@ -200,13 +206,7 @@ impl Worker {
     /// Enters a server's claims to shards of a table.
     fn enter_claims(&mut self, table: usize, server: usize, created: &Created) {
         for &(begin, epoch) in &created.shards {
-            let map = &mut self.tables[table].map;
-            let former = map.find(begin).map(|shard| (shard, map.shards()[shard].server));
-            if map.enter(begin, server, epoch)
-                && let Some((shard, former)) = former
-            {
-                self.settle_with(former, table, shard);
-            }
+            self.enter_owner(table, begin, server, epoch);
         }
     }
 
@@ -271,7 +271,7 @@ impl Worker {
         let kind = RequestKind::Drop;
         let mut is_first_told = false;
         loop {
-            let servers = match self.untold(&mut told, std::mem::take(&mut next))? {
+            let servers = match self.untold(number, &mut told, std::mem::take(&mut next))? {
                 Some(servers) => servers,
                 None if std::mem::replace(&mut is_first_told, true) => return Ok(()),
                 None => vec![first],
@@ -308,7 +308,9 @@ impl Worker {
             if self.recovery.is_on {
                 self.tell_view()?;
             }
+            let left = self.recovery.view.left.len();
             match ask(self) {
+                Err(Error::ServerLost { .. }) if self.recovery.view.left.len() > left => {}
                 // Its lane is made again, or it counts as lost; a watch knows which.
                 Err(Error::ServerLost { .. }) if self.goes_on() => self.recovery.is_on = true,
                 asked => return asked,
@@ -360,13 +362,13 @@ impl Worker {
 
     /// The first server thread that is not lost. It is a founder: those that join later do not know
     /// all tables.
-    fn first(&self) -> Result<usize> {
+    pub(super) fn first(&self) -> Result<usize> {
         let first = self.living().first().copied().filter(|first| *first < self.founders);
         first.ok_or_else(|| self.servers[0].error())
     }
 
     /// Reads a server's reply.
-    fn read_reply<T: DeserializeOwned>(
+    pub(super) fn read_reply<T: DeserializeOwned>(
         &self,
         server: usize,
         kind: RequestKind,

@@ -11,7 +11,8 @@ use caravan_van::PeerId;
 
 use super::super::barriers::NAME_BYTES_MAX;
 use super::super::control::{
-    Command, JobStatus, Losses, Order, Program, Report, Role, Submitted, TASKS_MAX, Target, Waited,
+    Command, Heard, JobStatus, Losses, Order, Program, Report, Role, Submitted, TASKS_MAX, Target,
+    Waited,
 };
 use super::super::group::NodeName;
 use super::plane::Plane;
@@ -54,8 +55,8 @@ impl Driver {
 
     /// Answers it if it watches for losses.
     fn answer_watch(&mut self, plane: &mut Plane, peer: PeerId) {
-        let Some(Watch { timestamp, known, joined }) = self.watches.take() else { return };
-        let losses = Losses { cancelled: self.cancelled.clone(), ..plane.losses(known, joined) };
+        let Some(Watch { timestamp, heard }) = self.watches.take() else { return };
+        let losses = Losses { cancelled: self.cancelled.clone(), ..plane.losses(heard) };
         plane.tell(peer, timestamp, &losses);
     }
 }
@@ -63,10 +64,8 @@ impl Driver {
 /// A driver that waits for losses.
 pub(super) struct Watch {
     pub(super) timestamp: u64,
-    /// How many lost server threads it knows.
-    pub(super) known: usize,
-    /// How many of those that have joined.
-    pub(super) joined: usize,
+    /// What it knows.
+    pub(super) heard: Heard,
 }
 
 /// A driver that waits for all nodes.
@@ -186,8 +185,8 @@ impl Jobs {
             Command::Jobs => plane.tell(peer, timestamp, &self.status()),
             Command::Cancel { job } => self.cancel(plane, peer, timestamp, job.clone()),
             _ if driver.cancelled.is_none() => return false,
-            &Command::Watch { known, joined } => {
-                driver.watches = Some(Watch { timestamp, known, joined });
+            &Command::Watch(heard) => {
+                driver.watches = Some(Watch { timestamp, heard });
                 driver.answer_watch(plane, peer);
             }
             _ => plane.refuse(peer, timestamp, CANCELLED),

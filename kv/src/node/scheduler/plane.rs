@@ -6,9 +6,10 @@ use std::time::Duration;
 use caravan_van::{Endpoint, PeerId};
 use serde::Serialize;
 
-use super::super::control::{self, LAST, Loss, Losses, Order, Role};
+use super::super::control::{self, Heard, LAST, Loss, Losses, Order, Role};
 use super::super::group::NodeName;
 use super::super::members::{Members, Seat};
+use crate::view::Departed;
 use crate::worker::ServerAddress;
 
 /// The control plane, seen from its middle.
@@ -25,19 +26,14 @@ pub(super) struct Plane {
     lost_threads: Vec<usize>,
     /// The server threads that have joined since the cluster was complete, in their order.
     joined_threads: Vec<ServerAddress>,
-    /// How many of both each member has been told; it knows of none at first.
-    told: BTreeMap<Seat, Told>,
+    /// Those of them that have left again, in their order.
+    left_threads: Vec<Departed>,
+    /// What each member has been told; it knows of nothing at first.
+    told: BTreeMap<Seat, Heard>,
     /// Whether any member may not have been told of all.
     tells: bool,
     /// Servers that have not been told of the last lost worker.
     unheard: BTreeSet<Seat>,
-}
-
-/// Of how many server threads a member has been told.
-#[derive(Default)]
-struct Told {
-    joined: usize,
-    lost: usize,
 }
 
 impl Plane {
@@ -50,6 +46,7 @@ impl Plane {
             lost: None,
             lost_threads: Vec::new(),
             joined_threads: Vec::new(),
+            left_threads: Vec::new(),
             told: BTreeMap::new(),
             tells: false,
             unheard: BTreeSet::new(),
@@ -81,6 +78,19 @@ impl Plane {
         let _ = control::refuse(&mut self.endpoint, peer, timestamp, why);
     }
 
+    /// Answers a request, or refuses it; as [`Plane::tell`].
+    pub(super) fn tell_or_refuse(
+        &mut self,
+        peer: PeerId,
+        timestamp: u64,
+        outcome: Result<impl Serialize, String>,
+    ) {
+        match outcome {
+            Ok(what) => self.tell(peer, timestamp, &what),
+            Err(why) => self.refuse(peer, timestamp, &why),
+        }
+    }
+
     /// Gives an order of this number; as [`Plane::tell`].
     pub(super) fn order(&mut self, peer: PeerId, number: u64, order: &Order) {
         let _ = control::ask(&mut self.endpoint, peer, number, order);
@@ -109,13 +119,20 @@ impl Plane {
         self.tells = true;
     }
 
-    /// Tells each member of the server threads that have joined or are lost and of which it was not
-    /// told, as soon as its lane has room.
+    /// Enters the threads of a server that leaves.
+    pub(super) fn enter_left_threads(&mut self, threads: Vec<Departed>) {
+        self.left_threads.extend(threads);
+        self.tells = true;
+    }
+
+    /// Tells each member of the server threads that have joined, have left or are lost and of which
+    /// it was not told, as soon as its lane has room.
     pub(super) fn tell_untold(&mut self, number: impl FnOnce() -> u64) {
         if !std::mem::take(&mut self.tells) {
             return;
         }
-        let Plane { told, lost_threads, joined_threads, members, endpoint, tells, .. } = self;
+        let Plane { told, lost_threads, joined_threads, left_threads, .. } = self;
+        let Plane { members, endpoint, tells, .. } = self;
         let number = number();
         // One that is lost itself hears nothing.
         for seat in members.live_seats() {
@@ -132,6 +149,12 @@ impl Plane {
                 && tell(&Order::JoinedServers(new.to_vec()))
             {
                 told.joined = joined_threads.len();
+            }
+            if let Some(new @ [_, ..]) = left_threads.get(told.left..)
+                && told.joined == joined_threads.len()
+                && tell(&Order::LeftServers(new.to_vec()))
+            {
+                told.left = left_threads.len();
             }
             if let Some(new @ [_, ..]) = lost_threads.get(told.lost..)
                 && told.joined == joined_threads.len()
@@ -163,11 +186,11 @@ impl Plane {
         });
     }
 
-    /// What a driver that watches hears, which knows of the `known` first lost server threads, and
-    /// of the `joined` first of those that have joined.
-    pub(super) fn losses(&self, known: usize, joined: usize) -> Losses {
-        let servers = self.lost_threads.get(known..).unwrap_or_default().to_vec();
-        let joined = self.joined_threads.get(joined..).unwrap_or_default().to_vec();
-        Losses { fatal: self.lost.clone(), servers, joined, cancelled: None }
+    /// What a driver that watches hears, which has heard of these changes before.
+    pub(super) fn losses(&self, heard: Heard) -> Losses {
+        let servers = self.lost_threads.get(heard.lost..).unwrap_or_default().to_vec();
+        let joined = self.joined_threads.get(heard.joined..).unwrap_or_default().to_vec();
+        let left = self.left_threads.get(heard.left..).unwrap_or_default().to_vec();
+        Losses { fatal: self.lost.clone(), servers, joined, left, cancelled: None }
     }
 }

@@ -1,5 +1,6 @@
 //! The thread that schedules: admits nodes, assigns ranks and key ranges, notices lost nodes and
-//! tells everybody about them. Tasks are in `jobs.rs`, letters and barriers in `posts.rs`.
+//! tells everybody about them. Tasks are in `jobs.rs`, letters and barriers in `posts.rs`, servers
+//! that join or leave the complete cluster in `further.rs`.
 //!
 //! It owns the control plane's endpoint and waits only there. Drivers ask it as nodes do, by
 //! messages. The one that started the cluster proves by its incarnation who it is; others have jobs
@@ -21,7 +22,8 @@ use super::super::control::{
 };
 use super::super::group::NodeName;
 use super::super::lane::control_config;
-use super::super::members::{Member, Members, Seat, Violation, describe};
+use super::super::members::{Members, Seat, Violation, describe};
+use super::further;
 use super::jobs::{Gathers, Jobs, Submission, Watch};
 use super::plane::Plane;
 use super::posts::Posts;
@@ -224,7 +226,10 @@ impl Service {
 
     /// Has the others go on: nobody waits for this worker at barriers, in tasks and for answers.
     fn go_on_without(&mut self, seat: Seat, reason: &str) {
-        tracing::warn!(node = %seat, "lost; the others go on");
+        match self.plane.members.has_left(seat) {
+            true => tracing::info!(node = %seat, "has left"),
+            false => tracing::warn!(node = %seat, "lost; the others go on"),
+        }
         match seat.role {
             Role::Server => self.publish_lost_servers(),
             Role::Worker => {
@@ -336,14 +341,21 @@ impl Service {
             }
             Command::Wait { task } => jobs.wait(plane, peer, (timestamp, task)),
             Command::First { tasks } => jobs.wait_first(plane, peer, (timestamp, tasks)),
-            Command::Watch { known, joined } => {
-                driver.watches = Some(Watch { timestamp, known, joined });
-                let losses = plane.losses(known, joined);
-                let is_news = !losses.servers.is_empty() || !losses.joined.is_empty();
-                if losses.fatal.is_some() || is_news {
+            Command::Watch(heard) => {
+                driver.watches = Some(Watch { timestamp, heard });
+                let losses = plane.losses(heard);
+                if losses.is_news() {
                     driver.watches = None;
                     plane.tell(peer, timestamp, &losses);
                 }
+            }
+            Command::MayLeave { server } => {
+                let threads = further::may_leave(plane, server);
+                plane.tell_or_refuse(peer, timestamp, threads);
+            }
+            Command::Leave { server, departed } => {
+                let told = further::let_leave(plane, jobs, server, departed);
+                plane.tell_or_refuse(peer, timestamp, told);
             }
             Command::Check => {
                 self.check_members();
@@ -404,7 +416,8 @@ impl Service {
                 let Service { plane, jobs, .. } = self;
                 plane.members.alive(peer, vitals)?;
                 plane.members.compare_paces(|rank| jobs.tasks.load(rank) > 0);
-                let pulse = Pulse { ended: self.ended.clone() };
+                let left = plane.members.farewell(peer);
+                let pulse = Pulse { ended: self.ended.clone().or(left) };
                 Ok(control::answer(&mut self.plane.endpoint, peer, timestamp, &pulse)?)
             }
         }
@@ -413,7 +426,13 @@ impl Service {
     /// Admits a node; the last one triggers the choice of vans and its announcement.
     fn join(&mut self, peer: PeerId, timestamp: u64, join: Join) -> Result<(), Violation> {
         let pid = join.pid;
-        let further = join.is_further.then(|| self.choose_further(&join.vans)).transpose();
+        let has_ended = self.ended.is_some() || self.plane.lost.is_some();
+        let is_complete = matches!(self.chosen, Some(Ok(_)));
+        let choose = || match has_ended {
+            true => Err("the cluster has ended".to_owned()),
+            false => further::choose(&self.plane, is_complete, &join.vans),
+        };
+        let further = join.is_further.then(choose).transpose();
         let seated = match &further {
             Err(why) => Err(why.clone()),
             Ok(_) => {
@@ -430,7 +449,10 @@ impl Service {
         };
         if let Ok(Some((vans, entry))) = further {
             self.plane.members.equip(seat, vans, entry);
-            self.welcome(seat);
+            if let Some(Ok(vans)) = &self.chosen {
+                let shared = self.roster(vans);
+                further::welcome(&mut self.plane, &mut self.jobs, seat, shared);
+            }
             return Ok(());
         }
         if self.plane.members.all_are_in() && self.chosen.is_none() {
@@ -439,53 +461,6 @@ impl Service {
             self.gathered();
         }
         Ok(())
-    }
-
-    /// The vans of a server that wants to join the others, and its entry for them.
-    ///
-    /// # Errors
-    /// Why it cannot join now, or none of its vans works for all.
-    fn choose_further(&self, offered: &[Candidate]) -> Result<(Vec<Van>, Candidate), String> {
-        if self.ended.is_some() || self.plane.lost.is_some() {
-            return Err("the cluster has ended".to_owned());
-        }
-        if !matches!(self.chosen, Some(Ok(_))) {
-            let missing = self.plane.members.missing();
-            return Err(format!(
-                "the cluster is not complete, it waits for {missing}: start this server without \
-                 --join to be one of them, or later"
-            ));
-        }
-        let members = self.plane.members.iter().map(|(_, member)| member);
-        let taken: Vec<Candidate> = members.flat_map(|it| it.join.vans.clone()).collect();
-        choice::choose_further(offered, &taken)
-    }
-
-    /// Tells a server that has joined the others where it is, and them of its threads.
-    fn welcome(&mut self, seat: Seat) {
-        let Some(Ok(vans)) = &self.chosen else { return };
-        let shared = self.roster(vans);
-        let Some((node, _, member)) = self.plane.members.nodes().find(|(_, it, _)| *it == seat)
-        else {
-            return;
-        };
-        let [van, vans @ ..] = &member.vans[..] else { return };
-        let threads = member.threads().len();
-        let first_thread = shared.servers.len() - threads;
-        let beside = |it: &(Seat, &Member)| {
-            it.0.role == Role::Server && it.0 != seat && it.1.join.host == member.join.host
-        };
-        let turn = self.plane.members.iter().filter(beside).count() as u32;
-        let (peer, joined_as, rank) = (member.peer, member.joined_as, seat.rank);
-        let (van, vans) = (*van, vans.to_vec());
-        let new = shared.servers[first_thread..].to_vec();
-        let roster = Roster { node, rank, van, vans, first_thread, turn, ..shared };
-        tracing::info!(node = %seat, threads, "joined the others");
-        let Service { plane, jobs, .. } = self;
-        plane.tell(peer, joined_as, &roster);
-        plane.enter_joined_threads(new.into_iter());
-        plane.tell_untold(|| jobs.tasks.next_number());
-        jobs.answer_watches(plane);
     }
 
     /// Chooses the vans of all nodes; others are forgotten. Returns those of drivers.

@@ -28,6 +28,7 @@
 
 mod arriving;
 mod leaving;
+mod retiring;
 mod sent_back;
 
 use std::collections::VecDeque;
@@ -217,6 +218,8 @@ pub(super) struct Moves {
     gone: Vec<Gone>,
     /// Lanes to newcomers, by address.
     lanes: Vec<(String, PeerId)>,
+    /// Whether this thread takes no more shards, as it leaves the cluster.
+    is_retired: bool,
     /// Requests to serve again.
     pub(super) released: VecDeque<Held>,
     count: u32,
@@ -230,6 +233,7 @@ impl Default for Moves {
             leaving: Vec::new(),
             gone: Vec::new(),
             lanes: Vec::new(),
+            is_retired: false,
             released: VecDeque::new(),
             count: 0,
             counters: MoveCounters::default(),
@@ -346,6 +350,9 @@ impl Tables {
     /// Whether a shard has to wait before it comes back: workers may send requests from before, or
     /// this thread has not heard that its newcomer owned it.
     pub(super) fn must_wait(&mut self, table: u32, key: u64) -> bool {
+        if self.moves.is_retired {
+            return false; // it will be refused
+        }
         self.awaits_owner(table, key)
             || self.moves.gone(table, key).is_some_and(|gone| !gone.unmarked.is_empty())
     }

@@ -60,6 +60,10 @@ impl Tables {
                 }
                 lanes.answer(peer, message.timestamp())?;
             }
+            Some(Op::Retire) => {
+                let retired = self.retire()?;
+                post_json(lanes, peer, message, &retired)?;
+            }
             Some(Op::View) => {
                 self.enter_view(message)?;
                 lanes.answer(peer, message.timestamp())?;

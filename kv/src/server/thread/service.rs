@@ -25,6 +25,13 @@ use crate::view::View;
 /// Longest sleep while idle, and so the longest delay until a thread notices that it must stop.
 const NAP: Duration = Duration::from_millis(100);
 
+/// How long a thread that has left goes on without any client: one that has opened a lane shows
+/// here within this time.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// Time between two warnings of a thread that has left and has clients.
+const WARN_EVERY: Duration = Duration::from_secs(10);
+
 /// A thread that is never idle looks for news of the scheduler once in so many steps.
 const STEPS: u32 = 1 << 10;
 
@@ -39,6 +46,18 @@ pub(super) struct ShardService {
     is_releasing: bool,
     /// Brings what the scheduler says of lost nodes.
     pub(super) views: Option<Receiver<View>>,
+    farewell: Farewell,
+}
+
+/// What a thread waits for that has left the cluster.
+#[derive(Default)]
+struct Farewell {
+    /// Whether its node has told it so.
+    has_left: bool,
+    /// Since when no client has a lane to it.
+    alone_since: Option<Duration>,
+    /// When it said last that some have.
+    warned: Option<Duration>,
 }
 
 impl ShardService {
@@ -52,6 +71,7 @@ impl ShardService {
             parking: Parking::default(),
             is_releasing: false,
             views: None,
+            farewell: Farewell::default(),
         }
     }
 
@@ -65,7 +85,7 @@ impl ShardService {
         self.clients.lanes()
     }
 
-    /// Serves until `stop` is set.
+    /// Serves until `stop` is set, or this thread has left the cluster and has no clients.
     ///
     /// # Errors
     /// Only if the van itself is broken.
@@ -80,6 +100,9 @@ impl ShardService {
             }
             steps = 0;
             if !self.hear() && !is_busy {
+                if self.farewell.has_left && self.has_parted() {
+                    return Ok(());
+                }
                 self.endpoint.wait(if self.tables.is_moving() { RETRY } else { NAP })?;
             }
         }
@@ -90,7 +113,30 @@ impl ShardService {
     /// lost servers a busy thread hears from workers, before it can matter.
     fn hear(&mut self) -> bool {
         let view = self.views.as_ref().and_then(|views| views.try_recv().ok());
-        view.is_some_and(|view| self.tables.join_view(&view))
+        let Some(view) = view else { return false };
+        self.farewell.has_left |= self.tables.has_left(&view);
+        self.tables.join_view(&view)
+    }
+
+    /// Whether all clients have closed their lanes to this thread, which has left. They do so when
+    /// nothing is outstanding here.
+    #[cold]
+    fn has_parted(&mut self) -> bool {
+        let now = self.endpoint.lanes.now();
+        let Farewell { alone_since, warned, .. } = &mut self.farewell;
+        let clients = self.tables.clients();
+        if clients == 0 {
+            return now - *alone_since.get_or_insert(now) >= LINGER;
+        }
+        *alone_since = None;
+        if now - *warned.get_or_insert(now) >= WARN_EVERY {
+            *warned = Some(now);
+            tracing::warn!(
+                clients,
+                "this server thread has left the cluster; it waits for clients that have lanes here"
+            );
+        }
+        false
     }
 
     /// Processes arrivals without blocking; returns whether there were any.

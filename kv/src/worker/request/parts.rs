@@ -412,7 +412,7 @@ impl Worker {
                 // The shard may have moved during the wait for room.
                 Ok(_) if !is_still_there => {}
                 Ok(peer) => return Ok((placed, peer)),
-                Err(_) if is_kept && self.tables[at].map.shards()[shard] != placed => {}
+                Err(_) if self.tables[at].map.shards()[shard] != placed => {}
                 Err(error) => return Err(error),
             }
         }
@@ -434,11 +434,14 @@ impl Worker {
         let mut silence = Silence::default();
         loop {
             self.open_lane(server);
-            let Server { peer, lost, .. } = &self.servers[server];
-            if lost.is_some() && !self.recovery.is_kept_up(server) {
+            let Server { peer, ref lost, .. } = self.servers[server];
+            let is_lost = lost.is_some() && !self.recovery.is_kept_up(server);
+            if is_lost && server >= self.founders {
+                self.check_lost_nodes()?; // it may have left
+            }
+            if is_lost && !self.may_have_left(server) {
                 return Err(self.servers[server].error());
             }
-            let peer = *peer;
             if self.endpoint.lanes.credits(peer) >= requests {
                 return Ok(peer);
             }

@@ -22,6 +22,11 @@ impl Tables {
         self.chains.is_due = true;
     }
 
+    /// Number of lanes of workers and drivers.
+    pub(in crate::server) fn clients(&self) -> usize {
+        self.chains.nodes.values().filter(|node| is_client(node.role)).count()
+    }
+
     pub(in crate::server) fn chains(&self) -> ChainCounters {
         self.chains.counters
     }

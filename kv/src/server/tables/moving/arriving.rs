@@ -153,6 +153,7 @@ impl Tables {
         peer: PeerId,
         message: &Message,
     ) -> Result<(), Trouble> {
+        self.check_takes()?;
         let (id, range) = (message.table(), message.range());
         let Arrival { table, epoch, from } =
             serde_json::from_slice(message.values()).map_err(|error| error.to_string())?;

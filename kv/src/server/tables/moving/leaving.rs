@@ -19,6 +19,7 @@ use crate::server::answer::{ReplyTo, refuse};
 use crate::server::shard::{Extract, Request, Shard};
 use crate::server::tables::image::Outgoing;
 use crate::server::tables::{Entry, MoveCounters, RETRY, Tables, Trouble};
+use crate::view::Handed;
 
 /// A shard that is leaving this thread.
 pub(super) struct Leaving {
@@ -243,6 +244,9 @@ impl Tables {
         if self.chains.view.lost.contains(&leaving.destination.server) {
             return Err("it counts as lost".to_owned());
         }
+        if self.chains.view.has_left(leaving.destination.server) {
+            return self.end_with_departed(at);
+        }
         let (table, range) = (leaving.table, leaving.range);
         let position = self.position(table, range.begin()).ok_or("the table was dropped")?;
         let Some(peer) = self.reach_newcomer(endpoint, at)? else { return Ok(Step::Waits) };
@@ -309,7 +313,8 @@ impl Tables {
             return Ok(Step::Waits);
         }
         if leaving.is_offered {
-            self.give_up_shard(at, position);
+            let server = leaving.destination.server;
+            self.give_up_shard(at, position, (server, epoch));
             return Ok(Step::Left);
         }
         let mut offered = *to;
@@ -354,20 +359,38 @@ impl Tables {
         Ok(*peer)
     }
 
-    /// Enters that the newcomer owns the shard.
-    fn give_up_shard(&mut self, at: usize, position: usize) {
+    /// Enters that another thread owns the shard from this epoch on.
+    fn give_up_shard(&mut self, at: usize, position: usize, (server, epoch): (usize, u64)) {
         let Moves { leaving, released, gone, counters, .. } = &mut self.moves;
-        let Leaving { table, range, ref destination, .. } = leaving[at];
-        let Entry { epoch, moving, .. } = self.entries.remove(position);
+        let Leaving { table, range, .. } = leaving[at];
+        let Entry { moving, .. } = self.entries.remove(position);
         if let Some(mut moving) = moving {
             moving.release(released);
         }
-        let to = Moved { server: destination.server, epoch: epoch + 1, range };
+        let to = Moved { server, epoch, range };
         gone.retain(|gone| gone.table != table || gone.range != range);
         let (unmarked, returns) = (Vec::new(), VecDeque::new());
         gone.push(Gone { table, range, to, unmarked, returns });
         counters.left += 1;
         self.last = 0;
+    }
+
+    /// Ends the move of a shard to a thread that has left meanwhile. The lane may have broken
+    /// before that one could say that it owned the shard; then it has given the shard on.
+    ///
+    /// # Errors
+    /// If it never owned the shard, which stays here.
+    fn end_with_departed(&mut self, at: usize) -> Result<Step, String> {
+        let Leaving { table, range, ref destination, .. } = self.moves.leaving[at];
+        let position = self.position(table, range.begin()).ok_or("the table was dropped")?;
+        let handed = self.chains.view.handed(destination.server, table, range.begin());
+        let epoch = self.entries[position].epoch;
+        let Some(Handed { server, epoch, .. }) = handed.filter(|handed| handed.epoch > epoch)
+        else {
+            return Err("it has left the cluster".to_owned());
+        };
+        self.give_up_shard(at, position, (server, epoch));
+        Ok(Step::Left)
     }
 
     /// Whether a shard is here only until its newcomer says that it owns it.

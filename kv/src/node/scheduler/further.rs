@@ -1,0 +1,108 @@
+//! Servers beside those of a complete cluster: they join it, and leave it again.
+//!
+//! A server leaves in this order: a driver asks here whether it may, moves its shards to others,
+//! and has its threads take no more. Then it tells here where the shards have gone, and everybody
+//! hears that the server leaves. That ends when no client has a lane to it, and its loss is none.
+
+use super::super::backend::Van;
+use super::super::choice::{self, Candidate};
+use super::super::control::{Role, Roster};
+use super::super::members::{Member, Seat};
+use super::jobs::Jobs;
+use super::plane::Plane;
+use crate::view::Departed;
+
+/// The vans of a server that wants to join the others, and its entry for them.
+///
+/// # Errors
+/// Why it cannot join now, or none of its vans works for all.
+pub(super) fn choose(
+    plane: &Plane,
+    is_complete: bool,
+    offered: &[Candidate],
+) -> Result<(Vec<Van>, Candidate), String> {
+    if !is_complete {
+        let missing = plane.members.missing();
+        return Err(format!(
+            "the cluster is not complete, it waits for {missing}: start this server without --join \
+             to be one of them, or later"
+        ));
+    }
+    let members = plane.members.iter().map(|(_, member)| member);
+    let taken: Vec<Candidate> = members.flat_map(|it| it.join.vans.clone()).collect();
+    choice::choose_further(offered, &taken)
+}
+
+/// Tells a server that has joined the others where it is, and them of its threads. `shared` is the
+/// roster of all.
+pub(super) fn welcome(plane: &mut Plane, jobs: &mut Jobs, seat: Seat, shared: Roster) {
+    let Some((node, _, member)) = plane.members.nodes().find(|(_, it, _)| *it == seat) else {
+        return;
+    };
+    let [van, vans @ ..] = &member.vans[..] else { return };
+    let threads = member.threads().len();
+    let first_thread = shared.servers.len() - threads;
+    let beside = |it: &(Seat, &Member)| {
+        it.0.role == Role::Server && it.0 != seat && it.1.join.host == member.join.host
+    };
+    let turn = plane.members.iter().filter(beside).count() as u32;
+    let (peer, joined_as, rank) = (member.peer, member.joined_as, seat.rank);
+    let (van, vans) = (*van, vans.to_vec());
+    let new = shared.servers[first_thread..].to_vec();
+    let roster = Roster { node, rank, van, vans, first_thread, turn, ..shared };
+    tracing::info!(node = %seat, threads, "joined the others");
+    plane.tell(peer, joined_as, &roster);
+    plane.enter_joined_threads(new.into_iter());
+    plane.tell_untold(|| jobs.tasks.next_number());
+    jobs.answer_watches(plane);
+}
+
+/// The places among all of the threads of a server that may leave.
+///
+/// # Errors
+/// Why it may not.
+pub(super) fn may_leave(plane: &Plane, rank: usize) -> Result<Vec<usize>, String> {
+    let seat = Seat { role: Role::Server, rank };
+    let founders = plane.members.founding_servers();
+    if rank < founders {
+        return Err(format!(
+            "server {rank} is one of the {founders} that founded the cluster: tables are placed on \
+             them, so only servers that have come by --join may leave; `caravan rebalance --drain` \
+             moves its shards away"
+        ));
+    }
+    if rank >= plane.members.size(Role::Server) {
+        let last = plane.members.size(Role::Server) - 1;
+        return Err(format!("there is no server {rank}, the last one is {last}"));
+    }
+    if plane.members.has_left(seat) {
+        return Err(format!("server {rank} leaves already, or has left"));
+    }
+    if plane.members.is_lost(seat) {
+        return Err(format!("server {rank} is lost, and its shards with it"));
+    }
+    Ok(plane.members.threads_of(rank).collect())
+}
+
+/// Has a server leave whose threads own nothing any more, and tells everybody.
+///
+/// # Errors
+/// As [`may_leave`].
+pub(super) fn let_leave(
+    plane: &mut Plane,
+    jobs: &mut Jobs,
+    rank: usize,
+    departed: Vec<Departed>,
+) -> Result<(), String> {
+    let threads = may_leave(plane, rank)?;
+    if !departed.iter().map(|it| it.thread).eq(threads) {
+        return Err(format!("not all threads of server {rank} own nothing"));
+    }
+    let seat = Seat { role: Role::Server, rank };
+    tracing::info!(node = %seat, "leaves");
+    plane.members.let_leave(seat);
+    plane.enter_left_threads(departed);
+    plane.tell_untold(|| jobs.tasks.next_number());
+    jobs.answer_watches(plane);
+    Ok(())
+}
