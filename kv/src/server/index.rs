@@ -7,8 +7,8 @@
 //! are compared and their rows are copied.
 //!
 //! There are a few such lists, each much shorter than the one before. New keys go to the shortest,
-//! which is merged into the one before it once it has grown to a fraction of that. So a key is moved
-//! to make room for others a bounded number of times in each list (O'Neil et al., "The
+//! which is merged into the one before it once it has grown to a fraction of that. So the keys that
+//! are moved to make room for a new one are some of a short list, not of all (O'Neil et al., "The
 //! log-structured merge-tree", 1996).
 
 use std::ops::Range;
@@ -53,8 +53,8 @@ struct Sorted {
 }
 
 impl Sorted {
-    /// Position within `range` of the first key that is not below `key`, or its end; `guess` is where
-    /// to look first.
+    /// Position within `range` of the first key that is not below `key`, or its end; `guess` is
+    /// where to look first.
     fn gallop(&self, range: Range<usize>, guess: usize, key: u64) -> usize {
         let (mut low, mut high) = (range.start, range.end);
         let guess = guess.min(high);
@@ -406,8 +406,8 @@ mod tests {
         }
     }
 
-    /// Keys in a row, in clusters, and further apart the higher they are, where guesses fall short and
-    /// go too far; all keys are sought, those beside them, and few of them.
+    /// Keys in a row, in clusters, and further apart the higher they are, where guesses fall short
+    /// and go too far; all keys are sought, those beside them, and few of them.
     #[test]
     fn keys_are_found_however_they_lie() {
         let in_a_row: Vec<u64> = (1000..6000).collect();
