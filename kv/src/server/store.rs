@@ -67,6 +67,10 @@ pub(super) fn make_room_to_find(
     Ok(())
 }
 
+#[allow(
+    clippy::large_enum_variant,
+    reason = "a shard has one, and a box would be one more load for each look-up"
+)]
 enum Keys {
     /// Row = key - begin.
     Dense(KeyRange),
