@@ -257,8 +257,7 @@ impl Index {
         rows: &mut [u32],
         missing: usize,
     ) -> caravan_van::Result<()> {
-        let bytes = (self.len() + missing) * ENTRY_BYTES;
-        self.memory.set((2 * bytes).max(self.held()))?; // the lists while they grow
+        self.memory.set(Self::lists_max(self.len() + missing) + self.free_bytes())?;
         let (next, used) = self.next_rows(missing);
         let mut fresh = Sorted { keys: Vec::with_capacity(missing), rows: next.collect() };
         for (&key, row) in keys.iter().zip(rows).filter(|(_, row)| **row == NO_ROW) {
@@ -274,7 +273,7 @@ impl Index {
             if count <= LIST_MIN.max(before.keys.len() / LIST_SHARE) {
                 continue;
             }
-            if at == 1 {
+            if at == 1 && !before.keys.is_empty() {
                 // The longest list is most of the memory.
                 before.keys.reserve_exact(count);
                 before.rows.reserve_exact(count);
@@ -310,6 +309,10 @@ impl Index {
             }
             list.keys.truncate(kept);
             list.rows.truncate(kept);
+            if list.keys.capacity() > 2 * kept {
+                list.keys.shrink_to_fit();
+                list.rows.shrink_to_fit();
+            }
         }
         self.memory.set(self.held())
     }
@@ -331,16 +334,26 @@ impl Index {
         self.reserve_to_remove(keys.saturating_sub(self.free.len()))
     }
 
-    /// Bytes that the lists take for this many keys at most, while they grow.
+    /// Bytes that an index of this many keys takes at most.
     pub(crate) fn footprint(keys: usize) -> usize {
-        let free = (2 * keys + keys / 2) * size_of::<u32>(); // old and new list
-        2 * (keys + LISTS * LIST_MIN) * ENTRY_BYTES + free
+        let free = (2 * keys + keys / 2 + 16) * size_of::<u32>(); // old and new list
+        Self::lists_max(keys) + free
+    }
+
+    /// Bytes that lists of this many keys take at most: each is at least half full, or has the
+    /// least room that a list has, which is for four.
+    fn lists_max(keys: usize) -> usize {
+        2 * (keys + 2 * LISTS) * ENTRY_BYTES
+    }
+
+    fn free_bytes(&self) -> usize {
+        self.free.capacity() * size_of::<u32>()
     }
 
     /// Bytes of the lists.
     fn held(&self) -> usize {
         let entries = self.lists.iter().map(|list| list.keys.capacity());
-        entries.sum::<usize>() * ENTRY_BYTES + self.free.capacity() * size_of::<u32>()
+        entries.sum::<usize>() * ENTRY_BYTES + self.free_bytes()
     }
 }
 
@@ -479,6 +492,7 @@ mod tests {
                 assert_eq!(row, expected, "{key}");
             }
             most = most.max(map.len());
+            assert!(index.memory.bytes() <= Index::footprint(most));
             assert_eq!((index.len(), index.rows()), (map.len(), most));
             let mut all: Vec<u32> = map.values().copied().collect();
             all.sort_unstable();
@@ -496,6 +510,24 @@ mod tests {
         assert_eq!(index.find(&[0, 1, u64::MAX], &mut rows), 1);
         assert_eq!(rows, [0, NO_ROW, 1]);
         assert_eq!(index.row(u64::MAX), Some(1));
+    }
+
+    /// Lists that have become short give their room back, so what is inserted then is paid for
+    /// before anything changes.
+    #[test]
+    fn memory_goes_with_the_keys() {
+        let mut index = index(1 << 20);
+        let keys: Vec<u64> = (0..5_000).collect();
+        for batch in keys.chunks(900) {
+            index.insert(batch, &mut vec![NO_ROW; batch.len()], batch.len()).unwrap();
+        }
+        index.remove(&keys[1..], |_| {}).unwrap();
+        let free = index.free_bytes();
+        assert!(index.memory.bytes() <= Index::lists_max(1) + free);
+        for key in 5_000..7_000 {
+            index.insert(&[key], &mut [NO_ROW], 1).unwrap();
+            assert!(index.memory.bytes() <= Index::lists_max(index.len()) + free);
+        }
     }
 
     #[test]
