@@ -20,8 +20,8 @@
 //! before they ask anything that depends on it. A thread that finds another one behind itself asks
 //! it to follow (`Follow`). If that has no copy, it gets one: all rows, a piece at a time beside
 //! other work (`Rows`), pushes meanwhile, and at the end what was applied of whom, and how far the
-//! workers are (`Whole`). A shard that is no rows goes as an image of one moment, and pushes since
-//! behind it. This is chain replication of van Renesse and Schneider (OSDI 2004), with reads at the
+//! workers are (`Whole`). A shard that is no rows goes as an image of one moment, and before the
+//! copy is whole the inputs since. This is chain replication of van Renesse and Schneider (OSDI 2004), with reads at the
 //! head that the tail confirms.
 //!
 //! Path: codec > thread > **tables** > shard > store > answer.
@@ -124,9 +124,7 @@ struct Rest {
 /// A copy that the next thread gets as an image.
 struct Copying {
     image: Outgoing,
-    /// The [`Rest`] at its moment, as JSON.
-    rest: Vec<u8>,
-    /// Bytes of inputs since, which go behind it.
+    /// Bytes of inputs since its moment, which go behind it.
     behind: usize,
 }
 
@@ -295,8 +293,9 @@ impl Chain {
             return true;
         }
         let Some(next) = self.next else { return self.waits_for_look(chains, index) };
+        let is_sent = matches!(self.link, Link::Copies { next: None, .. });
         let is_behind = match &self.copying {
-            Some(copying) => copying.behind >= BEHIND_BYTES_MAX,
+            Some(copying) => is_sent || copying.behind >= BEHIND_BYTES_MAX,
             None => self.posted < self.unconfirmed.len(),
         };
         if is_behind {
@@ -397,19 +396,12 @@ impl Chain {
     ///
     /// # Errors
     /// If there is no memory for an image.
-    fn begin_copy(
-        &mut self,
-        shard: &dyn Shard,
-        governor: Option<&Governor>,
-        begin: u64,
-        pool: &Pool,
-    ) -> Result<(), String> {
+    fn begin_copy(&mut self, shard: &dyn Shard, begin: u64, pool: &Pool) -> Result<(), String> {
         self.copying = match shard.image_bytes() {
             None => None,
             Some(_) => {
-                let rest = self.rest(governor)?;
-                let image = Outgoing::of(shard, BEHIND_BYTES_MAX + rest.len(), pool)?;
-                Some(Box::new(Copying { image, rest, behind: 0 }))
+                let image = Outgoing::of(shard, BEHIND_BYTES_MAX, pool)?;
+                Some(Box::new(Copying { image, behind: 0 }))
             }
         };
         self.link = Link::Copies { next: Some(begin), unanswered: 0 };
@@ -465,15 +457,13 @@ impl Chain {
                 Ok(is_posted)
             }
             Link::Copies { next: None, .. } => {
-                let now;
-                let rest = match &self.copying {
-                    Some(copying) => &copying.rest,
-                    None => {
-                        now = self.rest(governor)?;
-                        &now
-                    }
-                };
-                let values = Values::Copied(rest);
+                if let Some(item) = self.unconfirmed.front() {
+                    let is_posted = way.replicate(&item.inputs).is_some();
+                    self.unconfirmed.pop_front_if(|_| is_posted);
+                    return Ok(is_posted);
+                }
+                let rest = self.rest(governor)?;
+                let values = Values::Copied(&rest);
                 if way.post(Draft { values, ..Draft::new(Kind::Request) }, Op::Whole).is_some() {
                     counters.copied += 1;
                     self.copying = None;

@@ -305,6 +305,9 @@ impl Entry {
     ) -> Result<(), String> {
         let Entry { chain: Some(chain), shard, governor, .. } = self else { return Ok(()) };
         let memory = lanes.memory();
+        if op == Op::Refused && !request.keys.is_empty() {
+            shard.remove(request.keys)?;
+        }
         if !chain.is_whole {
             return match tells_clock(op) || op == Op::Refused {
                 true => Ok(()),
@@ -313,9 +316,6 @@ impl Entry {
         }
         if op == Op::Refused {
             chain.applied.refuse(sender, timestamp, lanes.credits_max());
-            if !request.keys.is_empty() {
-                shard.remove(request.keys)?;
-            }
         } else {
             chain.applied.charge(sender)?;
             let answer = apply(&mut **shard, governor.as_deref_mut(), op, request, memory)?;

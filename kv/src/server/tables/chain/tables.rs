@@ -188,9 +188,7 @@ impl Tables {
     ) {
         let Some(at) = self.position(posted.table, posted.begin) else { return };
         let Tables { entries, chains, index, .. } = self;
-        let Entry { range, chain: Some(chain), shard, governor, .. } = &mut entries[at] else {
-            return;
-        };
+        let Entry { range, chain: Some(chain), shard, .. } = &mut entries[at] else { return };
         if chain.next != Some(server) {
             return;
         }
@@ -207,8 +205,7 @@ impl Tables {
         match (posted.op, &mut chain.link) {
             (Op::Follow, link @ Link::Asked) if message.values() == [1] => *link = Link::Follows,
             (Op::Follow, Link::Asked) => {
-                let governor = governor.as_deref();
-                match chain.begin_copy(&**shard, governor, range.begin(), lanes.memory()) {
+                match chain.begin_copy(&**shard, range.begin(), lanes.memory()) {
                     Ok(()) => chain.answer_all(lanes, &mut chains.broken),
                     Err(reason) => {
                         tracing::warn!(server, reason, "a shard cannot be copied");
@@ -271,7 +268,7 @@ impl Tables {
                 };
                 while way.lane.peer.is_some_and(|peer| way.lanes.credits(peer) >= behind.max(1)) {
                     let piece_bytes = moves.piece_bytes;
-                    let copies = matches!(chain.link, Link::Copies { .. });
+                    let copies = matches!(chain.link, Link::Copies { next: Some(_), .. });
                     let shard = &mut *entry.shard;
                     let governor = entry.governor.as_deref();
                     let advanced =
