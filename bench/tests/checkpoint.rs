@@ -13,7 +13,7 @@ use std::path::Path;
 use std::process::{Output, Stdio};
 use std::time::Duration;
 
-use caravan_kv::{Cluster, ClusterConfig, Launch, Table, TableSpec, ValueType, Worker};
+use caravan_kv::{Cluster, ClusterConfig, Table, TableSpec, ValueType, Worker};
 use caravan_van::KeyRange;
 use support::{PATIENCE, ended, folder, of_cluster, rows_in, text};
 
@@ -21,7 +21,7 @@ const KEYS: u64 = 50_000;
 
 fn launch(servers: usize) -> Cluster {
     let config = ClusterConfig { servers, workers: 1, ..ClusterConfig::default() };
-    Cluster::launch(&config, Launch::Processes(env!("CARGO_BIN_EXE_caravan").into())).unwrap()
+    support::launch(&config)
 }
 
 fn spec() -> TableSpec {

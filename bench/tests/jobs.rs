@@ -12,12 +12,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use caravan_kv::{Cluster, ClusterConfig, Launch};
+use caravan_kv::{Cluster, ClusterConfig};
 use support::{PATIENCE, caravan, ended, folder, of_cluster, rows_in, signal, text};
 
 fn launch() -> Cluster {
     let config = ClusterConfig { servers: 2, workers: 2, ..ClusterConfig::default() };
-    Cluster::launch(&config, Launch::Processes(env!("CARGO_BIN_EXE_caravan").into())).unwrap()
+    support::launch(&config)
 }
 
 /// Points around four others, as LIBSVM text.

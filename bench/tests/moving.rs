@@ -15,11 +15,9 @@ mod support;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use caravan_kv::{
-    Cluster, ClusterConfig, Launch, NodeConfig, Placement, Table, TableSpec, ValueType, Van, Worker,
-};
+use caravan_kv::{Cluster, Placement, Table, TableSpec, ValueType, Worker};
 use caravan_van::KeyRange;
-use support::{of_cluster, text};
+use support::{launch_over_tcp, of_cluster, text};
 
 const WIDTH: usize = 256;
 const KEYS: u64 = 1 << 20;
@@ -90,11 +88,7 @@ fn written(cluster: &Cluster) -> u64 {
 #[test]
 #[ignore = "it takes a minute and 3 GiB of memory"]
 fn a_gibibyte_moves_under_load() {
-    let node = NodeConfig { van: Van::Tcp, ..NodeConfig::default() };
-    let config = ClusterConfig { servers: 2, workers: 1, node, ..ClusterConfig::default() };
-    let program = env!("CARGO_BIN_EXE_caravan").into();
-    let cluster = Cluster::launch(&config, Launch::Processes(program)).unwrap();
-    let mut worker = cluster.client().unwrap();
+    let (cluster, mut worker) = launch_over_tcp(2);
     let shards = (0..SHARDS).map(|shard| (shard * KEYS / SHARDS, 0)).collect();
     let spec = TableSpec::new(1, "rows", ValueType::F32, WIDTH as u32)
         .keys(KeyRange::new(0, KEYS).unwrap())

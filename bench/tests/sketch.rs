@@ -13,7 +13,7 @@ use std::io::Write;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use caravan_kv::{Cluster, ClusterConfig, Launch};
+use caravan_kv::{Cluster, ClusterConfig};
 use support::{PATIENCE, ended, folder, of_cluster, signal, text};
 
 const KEYS: u64 = 300;
@@ -22,7 +22,7 @@ fn launch(servers: usize, losses: usize) -> Cluster {
     let mut config = ClusterConfig { servers, workers: 1, ..ClusterConfig::default() };
     config.node.server_losses_max = losses;
     config.node.heartbeat = Duration::from_millis(200);
-    Cluster::launch(&config, Launch::Processes(env!("CARGO_BIN_EXE_caravan").into())).unwrap()
+    support::launch(&config)
 }
 
 /// Runs a command that must succeed; returns what it printed.

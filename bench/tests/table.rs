@@ -6,12 +6,12 @@
 
 mod support;
 
-use caravan_kv::{Cluster, ClusterConfig, Launch, TableSpec, ValueType};
+use caravan_kv::{Cluster, ClusterConfig, TableSpec, ValueType};
 use support::{folder, of_cluster, text};
 
 fn launch(servers: usize) -> Cluster {
     let config = ClusterConfig { servers, workers: 1, ..ClusterConfig::default() };
-    Cluster::launch(&config, Launch::Processes(env!("CARGO_BIN_EXE_caravan").into())).unwrap()
+    support::launch(&config)
 }
 
 /// Runs a command; returns its status and what it printed and said.

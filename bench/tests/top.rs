@@ -10,14 +10,14 @@ use std::net::{TcpListener, TcpStream};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use caravan_kv::{Cluster, ClusterConfig, Launch, SecretSource, TableSpec, ValueType};
+use caravan_kv::{Cluster, ClusterConfig, SecretSource, TableSpec, ValueType};
 use caravan_van::Secret;
 
 /// A cluster of one server and two workers, each a process.
 fn cluster() -> Cluster {
     let mut config = ClusterConfig { servers: 1, workers: 2, ..ClusterConfig::default() };
     config.node.secret = SecretSource::Given(Secret::random());
-    Cluster::launch(&config, Launch::Processes(env!("CARGO_BIN_EXE_caravan").into())).unwrap()
+    support::launch(&config)
 }
 
 /// Answers to the requests in `words`, which end the connection.

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use caravan_kv::{Cluster, SecretSource};
+use caravan_kv::{Cluster, ClusterConfig, Launch, NodeConfig, SecretSource, Van, Worker};
 
 /// As long as any of this may take on a machine with much else to do.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -16,6 +16,19 @@ pub(crate) fn caravan(line: &str) -> Command {
     let mut command = without_variables(env!("CARGO_BIN_EXE_caravan"));
     command.args(line.split_whitespace());
     command
+}
+
+/// A cluster whose nodes are processes.
+pub(crate) fn launch(config: &ClusterConfig) -> Cluster {
+    Cluster::launch(config, Launch::Processes(env!("CARGO_BIN_EXE_caravan").into())).unwrap()
+}
+
+/// A cluster of processes that talk over TCP, with one worker, and a client in it.
+pub(crate) fn launch_over_tcp(servers: usize) -> (Cluster, Worker) {
+    let node = NodeConfig { van: Van::Tcp, ..NodeConfig::default() };
+    let cluster = launch(&ClusterConfig { servers, workers: 1, node, ..ClusterConfig::default() });
+    let client = cluster.client().unwrap();
+    (cluster, client)
 }
 
 /// `caravan` with the words of a command line, and the variables that name a running cluster.
