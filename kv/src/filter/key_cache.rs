@@ -31,7 +31,8 @@ use crate::server::FoundRows;
 /// Shorter lists are always sent in full.
 pub(super) const KEYS_MIN: usize = 32;
 
-/// Bytes of lists that a worker keeps per table, and by default a server thread in total.
+/// Bytes of lists that a worker keeps per table, and by default a server thread in total. A worker
+/// counts them as servers do, so that it names no list that its only server has forgotten.
 pub const REMEMBERED_BYTES_MAX: usize = 64 << 20;
 
 /// After a server has asked for a list n times, 2^n messages carry it, with n limited to this.
@@ -112,7 +113,7 @@ impl Sent {
         check(keys)?;
         let copy: Rc<[u64]> = keys.into();
         let list = SentList { keys: copy.clone(), at: Vec::new() };
-        self.lists.insert(signature, list, size_of_val(keys) + size_of::<SentList>());
+        self.lists.insert(signature, list, bytes_at_server(keys.len()));
         Ok(Some(Signed { signature, keys: copy }))
     }
 

@@ -1,6 +1,7 @@
 //! Settings that algorithms by gradient descent have in common.
 
 use caravan_kv::TableSpec;
+use caravan_kv::filter::Filters;
 use serde::{Deserialize, Serialize};
 
 /// How gradients change rows.
@@ -21,9 +22,11 @@ impl Descent {
         Descent { batch: 64, handle: "adagrad".to_owned(), options }
     }
 
-    /// The table with its update rule.
+    /// The table with its update rule. A step pushes to the keys that it has pulled, so servers
+    /// look these up once.
     pub(crate) fn rule_of(&self, spec: TableSpec) -> TableSpec {
-        spec.handle(&self.handle).options(self.options.clone())
+        let filters = Filters { key_cache: true, ..Filters::default() };
+        spec.handle(&self.handle).options(self.options.clone()).filters(filters)
     }
 }
 
