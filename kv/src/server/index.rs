@@ -1,10 +1,11 @@
 //! The index of a table: sorted arrays that map keys to rows.
 //!
-//! The keys of a request are sorted, so each look-up starts from the previous one. It looks first
-//! where the key would be if keys lay evenly, and gallops from there: keys that are numbered in a
-//! row are found at once, hashed keys in a few steps near by, and clusters of keys as by a gallop
-//! from the previous key. Where a request and the index hold the same keys in a row, blocks of keys
-//! are compared and their rows are copied.
+//! The keys of a request are sorted, so each look-up starts from the previous one. The last keys of
+//! blocks stand in an array of their own, which is short enough for the cache: there a look-up
+//! first tries where the key would be if keys lay evenly, and gallops from there. So the memory of
+//! the block that has the key is known before it is needed, and that of several keys is loaded at
+//! once. Where a request and the index hold the same keys in a row, blocks of keys are compared and
+//! their rows are copied.
 //!
 //! There are a few such lists, each much shorter than the one before. New keys go to the shortest,
 //! which is merged into the one before it once it has grown to a fraction of that. So the keys that
@@ -27,11 +28,14 @@ const LIST_SHARE: usize = 16;
 /// The row of a key that has no row.
 pub(crate) const NO_ROW: u32 = u32::MAX;
 
+/// Keys of a block whose last one is kept apart.
+const SPAN: usize = 16;
+
+/// Look-ups whose blocks are loaded at once.
+const GROUP: usize = 16;
+
 /// Keys compared at a time where a request and the index hold the same keys.
 const BLOCK: usize = 8;
-
-/// Places of keys are loaded this many look-ups before they are needed.
-const AHEAD: usize = 16;
 
 /// Bytes of a key and its row.
 const ENTRY_BYTES: usize = size_of::<u64>() + size_of::<u32>();
@@ -50,38 +54,44 @@ pub(crate) struct Index {
 struct Sorted {
     keys: Vec<u64>,
     rows: Vec<u32>,
+    /// The last key of each block.
+    ends: Vec<u64>,
 }
 
 impl Sorted {
-    /// Position within `range` of the first key that is not below `key`, or its end; `guess` is
-    /// where to look first.
-    fn gallop(&self, range: Range<usize>, guess: usize, key: u64) -> usize {
-        let (mut low, mut high) = (range.start, range.end);
-        let guess = guess.min(high);
-        let is_below = |at: usize| self.keys[at] < key;
-        let mut step = 1;
-        if guess < high && is_below(guess) {
-            low = guess + 1;
-            while step <= high - low {
-                if !is_below(low + step - 1) {
-                    high = low + step - 1;
-                    break;
-                }
-                low += step;
-                step *= 2;
+    fn of(keys: Vec<u64>, rows: Vec<u32>) -> Sorted {
+        let ends = Vec::with_capacity(keys.len().div_ceil(SPAN));
+        let mut list = Sorted { keys, rows, ends };
+        list.enter_ends(0);
+        list
+    }
+
+    /// Enters the ends of the block of position `at`, and of those behind it.
+    fn enter_ends(&mut self, at: usize) {
+        self.ends.truncate(at / SPAN);
+        let blocks = self.keys[self.ends.len() * SPAN..].chunks(SPAN);
+        self.ends.extend(blocks.filter_map(|block| block.last()));
+    }
+
+    /// Has the processor load a block.
+    #[inline]
+    fn load(&self, block: usize) {
+        let at = block * SPAN;
+        prefetch(self.keys.as_ptr().wrapping_add(at));
+        prefetch(self.keys.as_ptr().wrapping_add(at + SPAN / 2));
+        prefetch(self.rows.as_ptr().wrapping_add(at + SPAN / 2));
+    }
+
+    /// Position of the first key of a block that is not below `key`.
+    #[inline]
+    fn position(&self, block: usize, key: u64) -> usize {
+        let begin = (block * SPAN).min(self.keys.len());
+        let keys = &self.keys[begin..];
+        begin
+            + match keys.first_chunk::<SPAN>() {
+                Some(keys) => keys.iter().map(|&k| usize::from(k < key)).sum::<usize>(),
+                None => keys.partition_point(|&k| k < key),
             }
-        } else {
-            high = guess;
-            while step <= high - low {
-                if is_below(high - step) {
-                    low = high - step + 1;
-                    break;
-                }
-                high -= step;
-                step *= 2;
-            }
-        }
-        low + self.keys[low..high].partition_point(|&k| k < key)
     }
 
     fn row_at(&self, position: usize, key: u64) -> Option<u32> {
@@ -110,7 +120,7 @@ impl Sorted {
         self.keys.resize(at, 0);
         self.rows.resize(at, 0);
         for (left, (&key, &row)) in other.keys.iter().zip(&other.rows).enumerate().rev() {
-            let first = self.gallop(0..end, end - end / (left + 1), key);
+            let first = gallop(&self.keys, 0..end, end - end / (left + 1), key);
             at -= end - first;
             self.keys.copy_within(first..end, at);
             self.rows.copy_within(first..end, at);
@@ -118,65 +128,84 @@ impl Sorted {
             (self.keys[at], self.rows[at]) = (key, row);
             end = first;
         }
+        self.enter_ends(at);
     }
+
+    /// Bytes that it takes.
+    fn bytes(&self) -> usize {
+        self.keys.capacity() * ENTRY_BYTES + self.ends.capacity() * size_of::<u64>()
+    }
+}
+
+/// Position within `range` of the first of sorted `keys` that is not below `key`, or its end;
+/// `guess` is where to look first.
+fn gallop(keys: &[u64], range: Range<usize>, guess: usize, key: u64) -> usize {
+    let (mut low, mut high) = (range.start, range.end);
+    let guess = guess.min(high);
+    let is_below = |at: usize| keys[at] < key;
+    let mut step = 1;
+    if guess < high && is_below(guess) {
+        low = guess + 1;
+        while step <= high - low {
+            if !is_below(low + step - 1) {
+                high = low + step - 1;
+                break;
+            }
+            low += step;
+            step *= 2;
+        }
+    } else {
+        high = guess;
+        while step <= high - low {
+            if is_below(high - step) {
+                low = high - step + 1;
+                break;
+            }
+            high -= step;
+            step *= 2;
+        }
+    }
+    low + keys[low..high].partition_point(|&k| k < key)
 }
 
 /// Looks up ascending keys in a list.
 struct Walk<'a> {
     list: &'a Sorted,
-    /// Where the last look-up ended.
-    at: usize,
-    /// The last key, or the list's first.
+    /// The block of the last key.
+    block: usize,
+    /// The last key, or the end of the first block.
     key: u64,
-    /// Positions that a difference of keys is worth, if keys lie evenly.
+    /// Blocks that a difference of keys is worth, if keys lie evenly.
     density: f64,
 }
 
 impl Walk<'_> {
     fn new(list: &Sorted) -> Walk<'_> {
-        let (key, density) = match &list.keys[..] {
+        let (key, density) = match &list.ends[..] {
             [first, between @ .., last] => {
                 (*first, (between.len() + 1) as f64 / (last - first) as f64)
             }
             _ => (0, 0.0),
         };
-        Walk { list, at: 0, key, density }
+        Walk { list, block: 0, key, density }
     }
 
-    /// Where a key is, if keys lie evenly.
+    /// The block that has a key if any has, which is not below the last one.
     #[inline]
-    fn guess(&self, key: u64) -> usize {
+    fn block(&mut self, key: u64) -> usize {
+        let ends = &self.list.ends;
         let further = key.saturating_sub(self.key) as f64 * self.density;
-        self.at.saturating_add(further as usize)
-    }
-
-    /// Has the processor load the place of a key that is looked up later.
-    #[inline]
-    fn load(&self, key: u64) {
-        let at = self.guess(key);
-        prefetch(self.list.keys.as_ptr().wrapping_add(at));
-        prefetch(self.list.rows.as_ptr().wrapping_add(at));
-    }
-
-    /// As [`Sorted::gallop`]; `key` is not below the last one.
-    #[inline]
-    fn seek(&mut self, key: u64) -> usize {
-        self.at = self.list.gallop(self.at..self.list.keys.len(), self.guess(key), key);
+        let guess = self.block.saturating_add(further as usize);
+        self.block = gallop(ends, self.block..ends.len(), guess, key);
         self.key = key.max(self.key);
-        self.at
+        self.block
     }
 
     /// The row of a key, which is not below the last one.
     #[inline]
     fn row(&mut self, key: u64) -> Option<u32> {
-        let at = self.seek(key);
-        self.list.row_at(at, key)
-    }
-
-    /// Passes over `count` positions, whose keys were found.
-    fn pass(&mut self, count: usize) {
-        self.at += count;
-        self.key = self.list.keys[self.at - 1];
+        let block = self.block(key);
+        self.list.row_at(self.list.position(block, key), key)
     }
 }
 
@@ -224,24 +253,32 @@ impl Index {
     pub(crate) fn find(&self, keys: &[u64], rows: &mut Vec<u32>) -> usize {
         rows.reserve(keys.len());
         let [mut longest, mut others @ ..] = self.lists.each_ref().map(Walk::new);
-        let mut at = 0;
-        let mut missing = 0;
-        while let Some(&key) = keys.get(at) {
-            if let Some(later) = keys.get(at + AHEAD) {
-                longest.load(*later);
-            }
-            let place = longest.seek(key);
-            let common = common_prefix(&longest.list.keys[place..], &keys[at..]);
-            if common > 0 {
-                rows.extend_from_slice(&longest.list.rows[place..place + common]);
+        let list = longest.list;
+        // How many keys are done, where the next one may be, and how many have no row.
+        let (mut at, mut place, mut missing) = (0, 0, 0);
+        while at < keys.len() {
+            let common = common_prefix(&list.keys[place..], &keys[at..]);
+            if common >= BLOCK {
+                rows.extend_from_slice(&list.rows[place..place + common]);
                 at += common;
-                longest.pass(common);
+                place += common;
                 continue;
             }
-            let row = others.iter_mut().find_map(|walk| walk.row(key));
-            missing += usize::from(row.is_none());
-            rows.push(row.unwrap_or(NO_ROW));
-            at += 1;
+            let group = &keys[at..keys.len().min(at + GROUP)];
+            let mut blocks = [0; GROUP];
+            for (block, key) in blocks.iter_mut().zip(group) {
+                *block = longest.block(*key);
+                list.load(*block);
+            }
+            for (&block, &key) in blocks.iter().zip(group) {
+                place = list.position(block, key);
+                let row = list.row_at(place, key);
+                place += usize::from(row.is_some());
+                let row = row.or_else(|| others.iter_mut().find_map(|walk| walk.row(key)));
+                missing += usize::from(row.is_none());
+                rows.push(row.unwrap_or(NO_ROW));
+            }
+            at += group.len();
         }
         missing
     }
@@ -259,13 +296,13 @@ impl Index {
     ) -> caravan_van::Result<()> {
         self.memory.set(Self::lists_max(self.len() + missing) + self.free_bytes())?;
         let (next, used) = self.next_rows(missing);
-        let mut fresh = Sorted { keys: Vec::with_capacity(missing), rows: next.collect() };
+        let (mut fresh, next) = (Vec::with_capacity(missing), next.collect::<Vec<_>>());
         for (&key, row) in keys.iter().zip(rows).filter(|(_, row)| **row == NO_ROW) {
-            *row = fresh.rows[fresh.keys.len()];
-            fresh.keys.push(key);
+            *row = next[fresh.len()];
+            fresh.push(key);
         }
         self.free.truncate(self.free.len() - used);
-        self.lists[LISTS - 1].merge(fresh);
+        self.lists[LISTS - 1].merge(Sorted::of(fresh, next));
         for at in (1..LISTS).rev() {
             let (before, list) = self.lists.split_at_mut(at);
             let (before, list) = (&mut before[at - 1], &mut list[0]);
@@ -309,9 +346,11 @@ impl Index {
             }
             list.keys.truncate(kept);
             list.rows.truncate(kept);
+            list.enter_ends(0);
             if list.keys.capacity() > 2 * kept {
                 list.keys.shrink_to_fit();
                 list.rows.shrink_to_fit();
+                list.ends.shrink_to_fit();
             }
         }
         self.memory.set(self.held())
@@ -343,7 +382,8 @@ impl Index {
     /// Bytes that lists of this many keys take at most: each is at least half full, or has the
     /// least room that a list has, which is for four.
     fn lists_max(keys: usize) -> usize {
-        2 * (keys + 2 * LISTS) * ENTRY_BYTES
+        let ends = (keys / SPAN + 2 * LISTS) * size_of::<u64>();
+        2 * ((keys + 2 * LISTS) * ENTRY_BYTES + ends)
     }
 
     fn free_bytes(&self) -> usize {
@@ -352,8 +392,7 @@ impl Index {
 
     /// Bytes of the lists.
     fn held(&self) -> usize {
-        let entries = self.lists.iter().map(|list| list.keys.capacity());
-        entries.sum::<usize>() * ENTRY_BYTES + self.free_bytes()
+        self.lists.iter().map(Sorted::bytes).sum::<usize>() + self.free_bytes()
     }
 }
 
@@ -536,14 +575,14 @@ mod tests {
         let keys: Vec<u64> = (0..30_000).collect();
         let (first, rest) = keys.split_at(10_000);
         index.insert(first, &mut vec![NO_ROW; 10_000], 10_000).unwrap();
-        assert_eq!(index.memory.bytes(), 120_000, "the merged lists are freed");
+        assert_eq!(index.memory.bytes(), 125_000, "the merged lists are freed");
         for _ in 0..3 {
             let mut rows = Vec::new();
             let missing = index.find(rest, &mut rows) + index.find(rest, &mut rows);
             let error = index.insert(rest, &mut rows, missing).unwrap_err().to_string();
             assert!(error.contains("keys would take"), "{error}");
             assert!(rows.iter().all(|row| *row == NO_ROW));
-            assert_eq!((index.len(), index.memory.bytes()), (10_000, 120_000));
+            assert_eq!((index.len(), index.memory.bytes()), (10_000, 125_000));
         }
     }
 }
