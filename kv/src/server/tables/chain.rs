@@ -21,8 +21,8 @@
 //! it to follow (`Follow`). If that has no copy, it gets one: all rows, a piece at a time beside
 //! other work (`Rows`), pushes meanwhile, and at the end what was applied of whom, and how far the
 //! workers are (`Whole`). A shard that is no rows goes as an image of one moment, and before the
-//! copy is whole the inputs since. This is chain replication of van Renesse and Schneider (OSDI 2004), with reads at the
-//! head that the tail confirms.
+//! copy is whole the inputs since. This is chain replication of van Renesse and Schneider (OSDI
+//! 2004), with reads at the head that the tail confirms.
 //!
 //! Path: codec > thread > **tables** > shard > store > answer.
 
