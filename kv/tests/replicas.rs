@@ -302,8 +302,8 @@ fn nothing_is_lost_or_doubled_when_servers_die() {
     nothing_is_lost_or_doubled(200);
 }
 
-/// A copy is whole once it has what was applied since its image was made, also where the only
-/// other one is lost then: it was whole before, and three commands that were answered were missing.
+/// A copy is whole only once it has what was applied since its image was made. As in this run, the
+/// only other copy may be lost before that has come.
 #[test]
 fn a_copy_is_whole_with_what_came_since_its_image() {
     assert_eq!(run(1622).0, Fault::Again);
