@@ -1,6 +1,8 @@
 //! The cluster that this program starts or belongs to: its settings from environment and flags, the
 //! tasks and tables of its nodes, its roles.
 
+use std::sync::atomic::Ordering;
+
 use anyhow::{Context, Result, bail};
 use caravan_kv::node::{Ended, Scheduler, join_server, run_server, run_worker};
 use caravan_kv::{
@@ -8,10 +10,12 @@ use caravan_kv::{
 };
 use serde::Serialize;
 use serde_json::Value;
+use signal_hook::consts::SIGINT;
 
-use crate::cli::ending::Usage;
+use crate::cli::ending::{Interrupted, Usage};
+use crate::cli::interrupt::{Interrupt, status as status_of};
 use crate::cli::values::name;
-use crate::cli::{Common, Role, ServerRole, VanChoice, WorkerRole};
+use crate::cli::{Common, Role, SchedulerRole, ServerRole, VanChoice, WorkerRole};
 use crate::measure::consistency::worker::Iterates;
 use crate::measure::crowd::Crowded;
 use crate::measure::fabric::worker::Links;
@@ -165,14 +169,31 @@ fn as_usage(error: Error) -> anyhow::Error {
     }
 }
 
-/// Runs a scheduler without a job of its own: gathers the cluster and watches it.
-pub(crate) fn schedule(common: &Common, role: &Role) -> Result<()> {
-    let config = joined(common, role)?;
-    let mut scheduler = Scheduler::bind(&config)?;
+/// Runs a scheduler without a job of its own: gathers the cluster and watches it. One that keeps its
+/// state leaves the cluster to its successor, unless Ctrl-C ends both.
+pub(crate) fn schedule(common: &Common, args: &SchedulerRole) -> Result<()> {
+    let mut config = joined(common, &args.role)?;
+    if let Some(state) = &args.state {
+        config.node.state = Some(state.clone());
+    }
+    let mut scheduler = Scheduler::bind(&config).map_err(as_usage)?;
     say(format_args!("nodes can join at {}", scheduler.address()));
     scheduler.gather(|| Ok(()))?;
     say(format_args!("{} servers and {} workers have joined", config.servers, config.workers));
-    Ok(scheduler.watch()?)
+    let Some(state) = &config.node.state else { return Ok(scheduler.watch(|| true)?) };
+    let interrupt = Interrupt::watch().context("cannot watch for Ctrl-C")?;
+    interrupt.defer();
+    let is_interrupted = interrupt.flag();
+    scheduler.watch(|| !is_interrupted.load(Ordering::Relaxed))?;
+    let status = interrupt.status();
+    let saved = match status == status_of(SIGINT) {
+        true => {
+            scheduler.end(Some("its scheduler was interrupted"))?;
+            "the cluster has ended".to_owned()
+        }
+        false => format!("the cluster goes on, its state is in {}", state.display()),
+    };
+    Err(Interrupted { status, saved }.into())
 }
 
 /// Runs a server until the job is over, or it has left.

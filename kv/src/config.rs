@@ -91,6 +91,11 @@ pub struct NodeConfig {
     pub credits: u16,
     /// How long to wait for all nodes to join.
     pub join_timeout: Duration,
+    /// Folder where the scheduler keeps its state, so that one which is started again goes on with
+    /// the cluster; without one the cluster ends with its scheduler.
+    pub state: Option<PathBuf>,
+    /// How long nodes wait for a scheduler that keeps its state and is away, before they end.
+    pub scheduler_away: Duration,
     /// Whether the scheduler was there before this node, which then ends once nothing listens there
     /// any more.
     pub launched: bool,
@@ -141,6 +146,8 @@ impl Default for NodeConfig {
             eager_bytes: 24 << 10,
             credits: 256,
             join_timeout: Duration::from_secs(60),
+            state: None,
+            scheduler_away: Duration::from_secs(60),
             launched: false,
             heartbeat: Duration::from_secs(1),
             request_timeout: REQUEST_TIMEOUT,

@@ -193,7 +193,7 @@ pub(crate) enum Command {
     #[command(hide = true)]
     Agent(AgentArgs),
     /// Runs the scheduler of a cluster
-    Scheduler(Role),
+    Scheduler(SchedulerRole),
     /// Runs one server of a cluster
     Server(ServerRole),
     /// Runs one worker of a cluster
@@ -363,6 +363,17 @@ pub(crate) struct Role {
     /// Place among the nodes of this role; the scheduler chooses one if not given
     #[arg(long, value_name = "N")]
     pub(crate) rank: Option<usize>,
+}
+
+/// A scheduler, and where it keeps its state.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct SchedulerRole {
+    #[command(flatten)]
+    pub(crate) role: Role,
+    /// Folder for its state: killed and started again, it goes on with the cluster that runs; Ctrl-C
+    /// ends the cluster, SIGTERM does not [env: CARAVAN_STATE]
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) state: Option<PathBuf>,
 }
 
 /// A server, and when it comes.

@@ -267,6 +267,23 @@ pub const VARS: &[Var] = &[
         show: |c| whole_seconds(c.node.join_timeout),
     },
     Var {
+        name: "CARAVAN_STATE",
+        default: "",
+        help: "folder where the scheduler keeps its state: killed and started again, it goes on with the cluster that runs; without one the cluster ends with it",
+        set: |c, v| {
+            c.node.state = Some(PathBuf::from(v)).filter(|_| !v.is_empty());
+            Some(())
+        },
+        show: |c| c.node.state.as_ref().map_or_else(String::new, |it| it.display().to_string()),
+    },
+    Var {
+        name: "CARAVAN_SCHEDULER_AWAY_S",
+        default: "60",
+        help: "seconds that nodes wait for a scheduler which keeps its state and is away, before they end, 1 to 86400; the scheduler tells them",
+        set: |c, v| count(v, 86_400).map(|n| c.node.scheduler_away = Duration::from_secs(n as u64)),
+        show: |c| whole_seconds(c.node.scheduler_away),
+    },
+    Var {
         name: "CARAVAN_LAUNCHED",
         default: "0",
         help: "1 in nodes that a scheduler's process has started: they end when it no longer listens; 0 waits for the scheduler",

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use caravan_van::PeerId;
+use super::session::SessionId;
 use serde::{Deserialize, Serialize};
 
 use super::group::{Group, NodeName};
@@ -21,12 +21,14 @@ pub(crate) enum Party {
 }
 
 /// A node at a barrier, and where to send the answer.
+#[derive(Serialize, Deserialize)]
 pub(crate) struct Waiting {
     pub(crate) node: NodeName,
-    pub(crate) peer: PeerId,
+    pub(crate) session: SessionId,
     pub(crate) timestamp: u64,
 }
 
+#[derive(Serialize, Deserialize)]
 struct Barrier {
     waiting: Vec<Waiting>,
     /// The other nodes of the party.
@@ -34,8 +36,8 @@ struct Barrier {
 }
 
 /// All barriers with waiting nodes, by party and name.
-#[derive(Default)]
-pub(crate) struct Barriers(BTreeMap<(Party, String), Barrier>);
+#[derive(Default, Serialize, Deserialize)]
+pub(crate) struct Barriers(#[serde(with = "super::pairs")] BTreeMap<(Party, String), Barrier>);
 
 impl Barriers {
     /// Adds one of these `nodes`, who are the party, to its barrier called `name`. Returns all that
@@ -102,7 +104,7 @@ mod tests {
     const WORKERS: [NodeName; 2] = [NodeName::Worker(0), NodeName::Worker(1)];
 
     fn arrive(barriers: &mut Barriers, party: Party, node: NodeName) -> usize {
-        let waiting = Waiting { node, peer: PeerId(1), timestamp: 1 };
+        let waiting = Waiting { node, session: SessionId(1), timestamp: 1 };
         barriers.arrive(party, "here".to_owned(), waiting, WORKERS.into()).len()
     }
 

@@ -1,11 +1,10 @@
 //! Messages between nodes and the scheduler: requests and replies of the van with JSON values.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use base64::prelude::{BASE64_STANDARD, Engine as _};
-use caravan_van::wire::{Coding, Kind};
-use caravan_van::{Draft, Endpoint, Identity, Message, PeerId, Values};
-use serde::de::DeserializeOwned;
+use caravan_van::Identity;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::backend::{Van, incarnation};
@@ -38,16 +37,8 @@ impl std::fmt::Display for Role {
 /// Credits of lanes to the scheduler; a node makes few requests at a time.
 pub(crate) const CREDITS: u16 = 64;
 
-/// Credits of a worker's lane beside those for tasks: they carry letters, the news of lost servers
-/// and of a loss that ends the cluster, and the end.
-pub(super) const SPARE: usize = 4;
-
-/// Those of them that no news of lost servers may take: for a loss that ends the cluster, and for
-/// the end.
-pub(super) const LAST: usize = 2;
-
 /// Most tasks that a worker may have at a time.
-pub(super) const TASKS_MAX: usize = CREDITS as usize - SPARE;
+pub(super) const TASKS_MAX: usize = 60;
 
 /// Role numbers of processes, as their lanes prove them ([`Identity::role`]).
 pub(crate) const SCHEDULER: u8 = 1;
@@ -500,6 +491,9 @@ pub struct Roster {
     /// Servers that may be lost while the others go on.
     #[serde(default)]
     pub server_losses_max: usize,
+    /// How long the scheduler may stay away; zero if it keeps no state and so does not come back.
+    #[serde(default)]
+    pub away_max: Duration,
     /// Number of this node among those of its role on its host.
     #[serde(default)]
     pub turn: u32,
@@ -513,53 +507,4 @@ pub(crate) fn within(job: &str, part: &str) -> String {
 /// Whether `job` is `of` or a part of it.
 pub(crate) fn is_within(job: &str, of: &str) -> bool {
     job.strip_prefix(of).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-}
-
-/// Sends a request whose answer will carry `timestamp`.
-pub(crate) fn ask<T: Serialize>(
-    endpoint: &mut Endpoint,
-    peer: PeerId,
-    timestamp: u64,
-    what: &T,
-) -> Result<()> {
-    say(endpoint, peer, Kind::Request, timestamp, what)
-}
-
-/// Answers the request with this timestamp.
-pub(crate) fn answer<T: Serialize>(
-    endpoint: &mut Endpoint,
-    peer: PeerId,
-    timestamp: u64,
-    what: &T,
-) -> Result<()> {
-    say(endpoint, peer, Kind::Reply, timestamp, what)
-}
-
-/// Refuses the request with this timestamp.
-pub(crate) fn refuse(
-    endpoint: &mut Endpoint,
-    peer: PeerId,
-    timestamp: u64,
-    why: &str,
-) -> Result<()> {
-    let draft =
-        Draft { timestamp, values: Values::Copied(why.as_bytes()), ..Draft::new(Kind::Failure) };
-    Ok(endpoint.lanes.post(peer, draft, &mut Coding::plain())?)
-}
-
-fn say<T: Serialize>(
-    endpoint: &mut Endpoint,
-    peer: PeerId,
-    kind: Kind,
-    timestamp: u64,
-    what: &T,
-) -> Result<()> {
-    let text = serde_json::to_vec(what)?;
-    let draft = Draft { timestamp, values: Values::Copied(&text), ..Draft::new(kind) };
-    Ok(endpoint.lanes.post(peer, draft, &mut Coding::plain())?)
-}
-
-/// Parses a control message.
-pub(crate) fn read<T: DeserializeOwned>(message: &Message) -> Result<T> {
-    Ok(serde_json::from_slice(message.values())?)
 }

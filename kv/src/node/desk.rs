@@ -329,10 +329,10 @@ impl Desk {
     ///
     /// # Errors
     /// [`Error::Control`] if it cannot be parsed.
-    pub(super) fn acknowledge(&mut self, to: u64, answer: &[u8]) -> Result<()> {
+    pub(super) fn acknowledge(&mut self, to: u64, answer: &str) -> Result<()> {
         let Some(Some(request)) = self.sent.remove(&to) else { return Ok(()) };
         let Some(open) = self.open.get_mut(&request) else { return Ok(()) };
-        let missing = match serde_json::from_slice(answer)? {
+        let missing = match serde_json::from_str(answer)? {
             Acknowledged::Asked(nodes) => nodes,
             Acknowledged::Missing(nodes) => {
                 open.answers.extend(nodes.into_iter().map(|node| (node, Ok(Vec::new()))));

@@ -22,6 +22,9 @@ const GRACE: Duration = Duration::from_secs(1);
 /// five seconds.
 const GRACE_AT_END: Duration = Duration::from_secs(4);
 
+/// So many lanes for heartbeats may be closed one after the other without an answer.
+const REFUSALS_MAX: u32 = 5;
+
 /// Whether a node sends heartbeats: one that has a process or a simulated machine of its own, and
 /// so can stop while the scheduler goes on.
 pub(super) fn has_own(own_process: bool) -> bool {
@@ -35,9 +38,14 @@ pub(super) fn has_own(own_process: bool) -> bool {
 ///
 /// # Errors
 /// [`Error::Spawn`] if the system has no thread.
-pub(super) fn start(config: NodeConfig, role: Role, rank: usize, gauges: Vec<Gauge>) -> Result<()> {
+pub(super) fn start(
+    config: NodeConfig,
+    (role, rank): (Role, usize),
+    away_max: Duration,
+    gauges: Vec<Gauge>,
+) -> Result<()> {
     let beats = move || {
-        let (why, grace) = match beat(&config, &gauges) {
+        let (why, grace) = match beat_on(&config, away_max, &gauges) {
             Ok(why) => (why, GRACE_AT_END),
             Err(error) => (error.to_string(), GRACE),
         };
@@ -70,11 +78,30 @@ fn end_process(node: &str, why: &str, grace: Duration) {
     std::process::exit(3);
 }
 
-/// Sends heartbeats until the cluster has ended; returns the reason of the end.
+/// Sends heartbeats until the cluster has ended; returns the reason of the end. A scheduler that
+/// stays away for up to `away_max` is called again.
 ///
 /// # Errors
-/// [`Error::NodeLost`] for the scheduler.
-fn beat(config: &NodeConfig, gauges: &[Gauge]) -> Result<String> {
+/// [`Error::NodeLost`] for the scheduler; [`Error::Timeout`] if it does not come back.
+fn beat_on(config: &NodeConfig, away_max: Duration, gauges: &[Gauge]) -> Result<String> {
+    let mut refused = 0;
+    let mut config = config.clone();
+    loop {
+        let mut has_been_answered = false;
+        let outcome = beat(&config, gauges, &mut has_been_answered);
+        refused = if has_been_answered { 0 } else { refused + 1 };
+        match outcome {
+            // One that is there and takes no heartbeats has counted this node as lost.
+            Err(Error::NodeLost { .. }) if !away_max.is_zero() && refused < REFUSALS_MAX => {
+                config.join_timeout = away_max;
+            }
+            outcome => return outcome,
+        }
+    }
+}
+
+/// Sends heartbeats over one lane; sets `has_been_answered` with the first answer.
+fn beat(config: &NodeConfig, gauges: &[Gauge], has_been_answered: &mut bool) -> Result<String> {
     // So little is sent that the kernel of a stopped scheduler acknowledges all of it: only that of
     // a dead host is silent.
     let silence_max = config.heartbeat * HEARTBEATS;
@@ -98,11 +125,12 @@ fn beat(config: &NodeConfig, gauges: &[Gauge]) -> Result<String> {
                         return Err(Error::NodeLost { node, reason: why });
                     }
                     Heard::Answer { body, .. } => {
-                        if let Some(why) = serde_json::from_slice::<Pulse>(&body)?.ended {
+                        if let Some(why) = serde_json::from_str::<Pulse>(&body)?.ended {
                             return Ok(why);
                         }
                         answered = lane.now();
                         warned = false;
+                        *has_been_answered = true;
                     }
                 }
             }

@@ -1,14 +1,15 @@
-//! A node's lane to the scheduler: finding it, asking, and hearing what it says.
+//! A node's lane to the scheduler: finding it, asking, and hearing what it says. Where the scheduler
+//! may come back, a lane that breaks is made again, and the session goes on.
 
 use std::io;
 use std::time::Duration;
 
-use caravan_van::wire::Kind;
-use caravan_van::{Arrival, Endpoint, PeerId, VanConfig, Wait};
+use caravan_van::{Arrival, Endpoint, Message, PeerId, VanConfig, Wait};
 use serde::Serialize;
 
 use super::backend;
 use super::control::{self, CREDITS, Order};
+use super::session::{self, Incoming, Said, Session, Speech};
 use crate::config::NodeConfig;
 use crate::error::{Error, Result, with_sources};
 
@@ -27,7 +28,7 @@ pub(crate) enum Heard {
     /// An order; its answer carries `number`.
     Order { number: u64, order: Order },
     /// The answer to the request with this number, as JSON.
-    Answer { to: u64, body: Vec<u8> },
+    Answer { to: u64, body: String },
     /// The scheduler refuses the request with this number, for this reason.
     Refused { to: u64, why: String },
     /// The lane is lost, for this reason. It is said whenever there is nothing else.
@@ -39,9 +40,23 @@ pub(crate) struct SchedulerLane {
     endpoint: Endpoint,
     peer: PeerId,
     address: String,
+    session: Session,
     asked: u64,
     /// Why it is lost.
     closed: Option<String>,
+    /// How long the scheduler may stay away.
+    away_max: Duration,
+    /// Set while it is.
+    away: Option<Away>,
+}
+
+/// A scheduler that is away.
+struct Away {
+    since: Duration,
+    why: String,
+    /// The lane of the present attempt, and when the next one is due.
+    calls: Option<PeerId>,
+    next: Duration,
 }
 
 impl SchedulerLane {
@@ -72,8 +87,11 @@ impl SchedulerLane {
                             endpoint,
                             peer,
                             address,
+                            session: Session::default(),
                             asked: 0,
                             closed: None,
+                            away_max: Duration::ZERO,
+                            away: None,
                         });
                     }
                     Err(why) => why,
@@ -124,18 +142,24 @@ impl SchedulerLane {
         self.endpoint.lanes.now()
     }
 
+    /// Lets the scheduler stay away for this long before the lane counts as lost: it keeps its
+    /// state, and will come back.
+    pub(crate) fn outlast(&mut self, away_max: Duration) {
+        self.away_max = away_max;
+    }
+
     /// Whether another request can be made now.
     pub(crate) fn has_room(&self) -> bool {
-        self.endpoint.lanes.credits(self.peer) > 0
+        self.session.unacknowledged() < usize::from(CREDITS)
     }
 
     /// Makes a request; its answer carries the number that is returned.
     ///
     /// # Errors
-    /// Those of the van, if the lane is lost or full.
+    /// Those of the van, if the lane is lost.
     pub(crate) fn ask(&mut self, what: &impl Serialize) -> Result<u64> {
         self.asked += 1;
-        control::ask(&mut self.endpoint, self.peer, self.asked, what)?;
+        self.say(Speech::Ask, self.asked, what)?;
         Ok(self.asked)
     }
 
@@ -144,7 +168,24 @@ impl SchedulerLane {
     /// # Errors
     /// Those of the van, if the lane is lost.
     pub(crate) fn answer(&mut self, number: u64, what: &impl Serialize) -> Result<()> {
-        control::answer(&mut self.endpoint, self.peer, number, what)
+        self.say(Speech::Answer, number, what)
+    }
+
+    fn say(&mut self, speech: Speech, of: u64, what: &impl Serialize) -> Result<()> {
+        self.session.say(speech, of, what)?;
+        self.send()
+    }
+
+    /// Sends what waits, unless the scheduler is away.
+    fn send(&mut self) -> Result<()> {
+        if self.away.is_some() || !self.session.has_unsent() {
+            return Ok(());
+        }
+        match self.session.send(&mut self.endpoint, self.peer) {
+            // The loss of the lane is still to be heard.
+            Err(_) if !self.away_max.is_zero() => Ok(()),
+            sent => sent,
+        }
     }
 
     /// Sends what is to be sent, and returns the next thing that the scheduler has said, if any.
@@ -155,29 +196,108 @@ impl SchedulerLane {
         loop {
             while let Some(arrival) = self.endpoint.take() {
                 match arrival {
-                    // This node makes no offers.
-                    Arrival::Connected { .. } | Arrival::Placed { .. } => {}
-                    Arrival::Lost { error, .. } => self.closed = Some(with_sources(&error)),
-                    Arrival::Message { .. } => {
+                    Arrival::Placed { .. } => {} // this node makes no offers
+                    Arrival::Connected { peer, hello } => self.return_to(peer, hello.role),
+                    Arrival::Lost { peer, error } => self.lose(peer, with_sources(&error)),
+                    Arrival::Message { peer } => {
                         let Some(message) = self.endpoint.pop() else { continue };
-                        let number = message.timestamp();
-                        return Ok(Some(match message.kind() {
-                            Kind::Request => {
-                                Heard::Order { number, order: control::read(&message)? }
-                            }
-                            Kind::Failure => {
-                                let why = String::from_utf8_lossy(message.values());
-                                Heard::Refused { to: number, why: why.into_owned() }
-                            }
-                            _ => Heard::Answer { to: number, body: message.values().to_vec() },
-                        }));
+                        if peer != self.peer {
+                            continue; // of an attempt that was given up
+                        }
+                        if let Some(heard) = self.take_in(&message)? {
+                            return Ok(Some(heard));
+                        }
                     }
                 }
             }
+            self.call_again();
+            self.send()?;
             if !self.endpoint.poll()? {
                 return Ok(self.closed.clone().map(Heard::Closed));
             }
         }
+    }
+
+    /// Takes in a message, and acknowledges it.
+    fn take_in(&mut self, message: &Message) -> Result<Option<Heard>> {
+        let (number, said) = match self.session.take_in(message) {
+            Ok(Incoming::Acknowledged) => return Ok(None),
+            Ok(Incoming::Known { number }) => (number, None),
+            Ok(Incoming::New { number, said }) => (number, Some(said)),
+            Err(misheard) => {
+                self.endpoint.disconnect(self.peer);
+                self.closed = Some(misheard.to_string());
+                return Ok(None);
+            }
+        };
+        // A lane that is lost meanwhile tells so itself.
+        let _ = self.endpoint.lanes.answer(self.peer, number);
+        let Some(Said { speech, of, text }) = said else { return Ok(None) };
+        Ok(match speech {
+            Speech::Ask => Some(Heard::Order { number: of, order: serde_json::from_str(&text)? }),
+            Speech::Answer => Some(Heard::Answer { to: of, body: text }),
+            Speech::Refuse => Some(Heard::Refused { to: of, why: text }),
+            Speech::Gone => {
+                self.closed = Some(text);
+                None
+            }
+            Speech::Resume => None, // only nodes say it
+        })
+    }
+
+    /// Records that a lane is lost: the scheduler is away, or gone.
+    fn lose(&mut self, peer: PeerId, why: String) {
+        let now = self.now();
+        match &mut self.away {
+            Some(away) if away.calls == Some(peer) => {
+                (away.calls, away.next) = (None, now + RETRY);
+            }
+            None if peer == self.peer && self.closed.is_none() => match self.away_max.is_zero() {
+                true => self.closed = Some(why),
+                false => {
+                    tracing::warn!(scheduler = self.address, why, "the scheduler is away");
+                    self.away = Some(Away { since: now, why, calls: None, next: now });
+                }
+            },
+            _ => {}
+        }
+    }
+
+    /// Calls a scheduler that is away, unless a call is under way; gives up in time.
+    fn call_again(&mut self) {
+        let now = self.now();
+        let Some(away) = &mut self.away else { return };
+        if now.saturating_sub(away.since) > self.away_max {
+            let Away { why, calls, .. } = away;
+            let seconds = self.away_max.as_secs_f64();
+            let why = format!(
+                "{why}; it did not come back within {seconds:.1} s (CARAVAN_SCHEDULER_AWAY_S)"
+            );
+            calls.iter().for_each(|peer| self.endpoint.disconnect(*peer));
+            (self.away, self.closed) = (None, Some(why));
+        } else if away.calls.is_none() && now >= away.next {
+            match self.endpoint.connect(&self.address) {
+                Ok(peer) => away.calls = Some(peer),
+                Err(_) => away.next = now + RETRY,
+            }
+        }
+    }
+
+    /// Goes on with the session on a lane that is up, if it is the awaited one.
+    fn return_to(&mut self, peer: PeerId, role: u8) {
+        if self.away.as_ref().is_none_or(|away| away.calls != Some(peer)) {
+            return;
+        }
+        if role != control::SCHEDULER {
+            self.endpoint.disconnect(peer);
+            return self.lose(peer, String::new());
+        }
+        let away = self.now() - self.away.take().map_or(Duration::ZERO, |away| away.since);
+        tracing::info!(scheduler = self.address, ?away, "the scheduler is back");
+        self.peer = peer;
+        self.session.begin_lane();
+        // A lane that is lost meanwhile tells so itself.
+        let _ = session::post_apart(&mut self.endpoint, peer, Speech::Resume, "");
     }
 
     /// Sleeps until there may be something to hear, or `timeout` has passed.
@@ -185,6 +305,7 @@ impl SchedulerLane {
     /// # Errors
     /// Those of the van itself.
     pub(crate) fn wait(&mut self, timeout: Duration) -> Result<()> {
+        let timeout = if self.away.is_some() { timeout.min(RETRY) } else { timeout };
         Ok(self.endpoint.wait(timeout)?)
     }
 }

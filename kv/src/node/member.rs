@@ -67,7 +67,7 @@ pub struct Member {
     desk: Desk,
     /// The request that waits for an answer, and the answer.
     asked: Option<u64>,
-    answer: Option<Vec<u8>>,
+    answer: Option<String>,
     ended: bool,
     /// Another node that was lost.
     lost: Option<Loss>,
@@ -93,6 +93,7 @@ impl Member {
             first_thread: 0,
             workers: 0,
             server_losses_max: 0,
+            away_max: Duration::ZERO,
             turn: 0,
         };
         let mut member = Member {
@@ -111,7 +112,8 @@ impl Member {
         };
         let join = Ask::Join(join);
         let roster = member.ask(&join, config.join_timeout, "joining the cluster: other nodes")?;
-        member.roster = serde_json::from_slice(&roster)?;
+        member.roster = serde_json::from_str(&roster)?;
+        member.lane.outlast(member.roster.away_max);
         Ok(member)
     }
 
@@ -183,7 +185,7 @@ impl Member {
     ) -> Result<u64> {
         let spawn = Ask::Spawn { task, target, app: app.to_owned(), body: body.clone() };
         let answer = self.ask(&spawn, timeout, "the start of a sub-task")?;
-        serde_json::from_slice::<Submitted>(&answer)?.started()
+        serde_json::from_str::<Submitted>(&answer)?.started()
     }
 
     /// Fails if the job of the task that runs has ended: the order to forget it waits behind that.
@@ -235,7 +237,7 @@ impl Member {
     }
 
     /// Sends a request to the scheduler and waits for the answer.
-    fn ask(&mut self, what: &Ask, timeout: Duration, missing: &str) -> Result<Vec<u8>> {
+    fn ask(&mut self, what: &Ask, timeout: Duration, missing: &str) -> Result<String> {
         self.asked = Some(self.lane.ask(what)?);
         let began = self.lane.now();
         let mut warned = began;

@@ -7,8 +7,9 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::time::Duration;
 
-use caravan_van::PeerId;
+use super::session::{Misheard, SessionId, Speech};
 use caravan_van::wire::Hello;
+use serde::{Deserialize, Serialize};
 
 use super::backend::Van;
 use super::control::{Join, Loss, Role};
@@ -26,7 +27,7 @@ pub(crate) const HEARTBEATS: u32 = 5;
 const HEARTBEATS_OF_SPARED: u32 = 2;
 
 /// A place in the cluster.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct Seat {
     pub(crate) role: Role,
     pub(crate) rank: usize,
@@ -56,9 +57,9 @@ pub(crate) enum Violation {
     /// A name or a body is too long.
     #[error("a name or body of a request to nodes has {bytes} bytes; it may have {bytes_max}")]
     LongPost { bytes: usize, bytes_max: usize },
-    /// A failure, although members answer with reports.
-    #[error("it sent a failure where members send reports")]
-    Failure,
+    /// What the scheduler alone says, or a refusal, although members answer with reports.
+    #[error("it said {0:?}, which members do not say")]
+    Speech(Speech),
     /// A lane without any request.
     #[error("it made no request for {:.1} s", .0.as_secs_f64())]
     Silent(Duration),
@@ -71,9 +72,12 @@ pub(crate) enum Violation {
     /// A message that cannot be parsed.
     #[error(transparent)]
     Control(#[from] serde_json::Error),
-    /// A request that cannot be answered.
+    /// A message that does not belong to its session.
     #[error(transparent)]
-    Answer(#[from] Error),
+    Misheard(#[from] Misheard),
+    /// A node that leaves everything without an acknowledgement.
+    #[error("it acknowledges nothing")]
+    Deaf,
 }
 
 /// Ids of servers that join a cluster which is complete begin here: those of the others, and of
@@ -84,11 +88,12 @@ const FIRST_FURTHER: u32 = 1 << 24;
 const LEFT: &str = "it has left the cluster";
 
 /// A node with a seat.
+#[derive(Serialize, Deserialize)]
 pub(crate) struct Member {
     /// Its id in messages, once all have joined.
     node: u32,
-    /// Its lane, while it is not lost.
-    pub(crate) peer: PeerId,
+    /// That of its main lane, while it is not lost.
+    pub(crate) session: SessionId,
     /// Timestamp of its request to join.
     pub(crate) joined_as: u64,
     /// Its request to join; of its vans, only the chosen one once that is known.
@@ -99,6 +104,7 @@ pub(crate) struct Member {
     /// Whether it is a server that leaves, or has left: then it counts among no losses.
     has_left: bool,
     /// What it told with its last heartbeat.
+    #[serde(skip)]
     vitals: Option<Vitals>,
     incarnation: u64,
     /// Time of its last heartbeat, in time listened.
@@ -114,6 +120,7 @@ impl Member {
 }
 
 /// A connection and its use.
+#[derive(Serialize, Deserialize)]
 struct Lane {
     role: Role,
     rank: Option<usize>,
@@ -122,7 +129,7 @@ struct Lane {
     used: Used,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Serialize, Deserialize)]
 enum Used {
     Nothing,
     /// The member's main lane.
@@ -132,6 +139,7 @@ enum Used {
 }
 
 /// All members and lanes.
+#[derive(Serialize, Deserialize)]
 pub(crate) struct Members {
     /// Rises by 1 for each server that joins when all others have.
     sizes: [(Role, usize); 2],
@@ -142,8 +150,9 @@ pub(crate) struct Members {
     /// Servers that may.
     server_losses_max: usize,
     heartbeat: Duration,
+    #[serde(with = "super::pairs")]
     seats: BTreeMap<Seat, Member>,
-    lanes: HashMap<PeerId, Lane>,
+    lanes: HashMap<SessionId, Lane>,
     /// Whether all have joined; before that, a node that leaves makes room for another.
     complete: bool,
     /// How long the scheduler has listened, and when it last did.
@@ -151,6 +160,7 @@ pub(crate) struct Members {
     looked: Duration,
     /// Before this time, in time listened, nobody can have been silent for too long.
     due: Duration,
+    #[serde(skip)]
     paces: Paces,
 }
 
@@ -173,6 +183,16 @@ impl Members {
         }
     }
 
+    /// Goes on at time `now` with the members of a scheduler that is no more. Each has as long to
+    /// come back as it may be silent.
+    pub(crate) fn come_back(&mut self, now: Duration) {
+        self.looked = now;
+        self.due = self.listened;
+        self.lanes.retain(|_, lane| matches!(lane.used, Used::Member(_)));
+        let seen = self.listened + self.patience();
+        self.seats.values_mut().for_each(|member| member.seen = seen);
+    }
+
     /// Records that the scheduler is listening. A pause in which it did not counts as at most one
     /// heartbeat, so that nobody seems silent because of it.
     pub(crate) fn listen(&mut self, now: Duration) {
@@ -184,7 +204,7 @@ impl Members {
     ///
     /// # Errors
     /// If it is not a node's.
-    pub(crate) fn connected(&mut self, peer: PeerId, hello: &Hello) -> Result<(), Violation> {
+    pub(crate) fn connected(&mut self, session: SessionId, hello: &Hello) -> Result<(), Violation> {
         let role = Role::of(hello.role).ok_or(Violation::Role(hello.role))?;
         let rank = Some(hello.rank.get()).filter(|rank| *rank != Hello::NO_RANK);
         let lane = Lane {
@@ -194,7 +214,7 @@ impl Members {
             opened: self.listened,
             used: Used::Nothing,
         };
-        self.lanes.insert(peer, lane);
+        self.lanes.insert(session, lane);
         Ok(())
     }
 
@@ -205,11 +225,11 @@ impl Members {
     /// If the lane already has a seat or is a heartbeat lane.
     pub(crate) fn join(
         &mut self,
-        peer: PeerId,
+        session: SessionId,
         joined_as: u64,
         join: Join,
     ) -> Result<Result<Seat>, Violation> {
-        let lane = self.lanes.get_mut(&peer).ok_or(Violation::NotJoined("a seat"))?;
+        let lane = self.lanes.get_mut(&session).ok_or(Violation::NotJoined("a seat"))?;
         if let Used::Member(seat) | Used::Heartbeat(seat) = lane.used {
             return Err(Violation::SecondJoin(seat));
         }
@@ -230,7 +250,7 @@ impl Members {
         let seen = self.listened;
         let member = Member {
             node,
-            peer,
+            session,
             joined_as,
             join,
             vans: Vec::new(),
@@ -242,7 +262,7 @@ impl Members {
         };
         tracing::info!(node = describe(seat, &member), "joined");
         self.seats.insert(seat, member);
-        self.lanes.entry(peer).and_modify(|lane| lane.used = Used::Member(seat));
+        self.lanes.entry(session).and_modify(|lane| lane.used = Used::Member(seat));
         Ok(Ok(seat))
     }
 
@@ -274,8 +294,8 @@ impl Members {
     ///
     /// # Errors
     /// If it is no member, or the lane is a member's main lane.
-    pub(crate) fn alive(&mut self, peer: PeerId, vitals: Vitals) -> Result<(), Violation> {
-        let lane = self.lanes.get_mut(&peer).ok_or(Violation::StrayHeartbeat)?;
+    pub(crate) fn alive(&mut self, session: SessionId, vitals: Vitals) -> Result<(), Violation> {
+        let lane = self.lanes.get_mut(&session).ok_or(Violation::StrayHeartbeat)?;
         let Lane { role, rank: Some(rank), incarnation, .. } = *lane else {
             return Err(Violation::StrayHeartbeat);
         };
@@ -297,16 +317,16 @@ impl Members {
     ///
     /// # Errors
     /// If it has none, so that it may not ask for `what`.
-    pub(crate) fn of(&self, peer: PeerId, what: &'static str) -> Result<Seat, Violation> {
-        match self.lanes.get(&peer).map(|lane| lane.used) {
+    pub(crate) fn of(&self, session: SessionId, what: &'static str) -> Result<Seat, Violation> {
+        match self.lanes.get(&session).map(|lane| lane.used) {
             Some(Used::Member(seat)) if self.complete => Ok(seat),
             _ => Err(Violation::NotJoined(what)),
         }
     }
 
     /// Removes a lost lane. A member that it belongs to is lost as well and is returned.
-    pub(crate) fn leave(&mut self, peer: PeerId, reason: &str) -> Option<Seat> {
-        let Used::Member(seat) = self.lanes.remove(&peer)?.used else { return None };
+    pub(crate) fn leave(&mut self, session: SessionId, reason: &str) -> Option<Seat> {
+        let Used::Member(seat) = self.lanes.remove(&session)?.used else { return None };
         if self.complete {
             let member = self.seats.get_mut(&seat);
             if let Some(member) = member {
@@ -321,14 +341,14 @@ impl Members {
     }
 
     /// Lanes that stayed unused for as long as a member may be silent.
-    pub(crate) fn idle_lanes(&self) -> Vec<(PeerId, Violation)> {
-        let idle = |(peer, lane): (&PeerId, &Lane)| {
+    pub(crate) fn idle_lanes(&self) -> Vec<(SessionId, Violation)> {
+        let idle = |(session, lane): (&SessionId, &Lane)| {
             let silent = self.listened - lane.opened;
             let idle = matches!(lane.used, Used::Nothing) && silent >= self.patience();
-            idle.then_some((*peer, Violation::Silent(silent)))
+            idle.then_some((*session, Violation::Silent(silent)))
         };
         let mut idle: Vec<_> = self.lanes.iter().filter_map(idle).collect();
-        idle.sort_by_key(|(peer, _)| *peer);
+        idle.sort_by_key(|(session, _)| *session);
         idle
     }
 
@@ -411,20 +431,20 @@ impl Members {
 
     /// The lane of the worker of this rank, to send it something; the inner error says why it has
     /// none.
-    pub(crate) fn worker(&self, rank: usize) -> Result<PeerId, Loss> {
+    pub(crate) fn worker(&self, rank: usize) -> Result<SessionId, Loss> {
         let seat = Seat { role: Role::Worker, rank };
         match self.seats.get(&seat) {
             None => Err(Loss { node: seat.to_string(), reason: "it never came".into() }),
             Some(member) => match &member.lost {
-                None => Ok(member.peer),
+                None => Ok(member.session),
                 Some(reason) => Err(Loss { node: describe(seat, member), reason: reason.clone() }),
             },
         }
     }
 
-    /// The lane of a member that is not lost.
-    pub(crate) fn lane(&self, seat: Seat) -> Option<PeerId> {
-        self.seats.get(&seat).filter(|member| member.lost.is_none()).map(|member| member.peer)
+    /// The session of a member that is not lost.
+    pub(crate) fn session(&self, seat: Seat) -> Option<SessionId> {
+        self.seats.get(&seat).filter(|member| member.lost.is_none()).map(|member| member.session)
     }
 
     /// How long until somebody may have been silent for too long, and at most a heartbeat: a longer
@@ -434,7 +454,7 @@ impl Members {
     }
 
     /// Counts members as lost that were silent for too long, and returns their lanes.
-    pub(crate) fn check_silence(&mut self) -> Vec<PeerId> {
+    pub(crate) fn check_silence(&mut self) -> Vec<SessionId> {
         let patience = self.patience();
         let mut spared = self.server_losses_max.saturating_sub(self.losses(Role::Server));
         let mut due = self.listened + patience;
@@ -443,12 +463,12 @@ impl Members {
             if !self.complete || !member.join.beats || member.lost.is_some() {
                 continue;
             }
-            let silent = self.listened - member.seen;
+            let silent = self.listened.saturating_sub(member.seen);
             let is_spared = seat.role == Role::Server && spared > 0 && !member.has_left;
             let patience = if is_spared { self.heartbeat * HEARTBEATS_OF_SPARED } else { patience };
             if silent >= patience {
                 member.lost = Some(format!("no heartbeat for {:.1} s", silent.as_secs_f64()));
-                silent_ones.push(member.peer);
+                silent_ones.push(member.session);
                 spared -= usize::from(is_spared);
             } else {
                 due = due.min(member.seen + patience);

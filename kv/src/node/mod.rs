@@ -28,9 +28,11 @@ mod members;
 mod messages;
 mod observer;
 mod paces;
+mod pairs;
 mod placement;
 mod roles;
 mod scheduler;
+mod session;
 mod thread;
 mod vitals;
 

@@ -38,7 +38,7 @@ impl Observer {
             while let Some(heard) = self.lane.hear()? {
                 match heard {
                     Heard::Answer { to, body } if to == asked => {
-                        return Ok(serde_json::from_slice(&body)?);
+                        return Ok(serde_json::from_str(&body)?);
                     }
                     other => self.check(other)?,
                 }

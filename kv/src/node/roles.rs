@@ -233,7 +233,8 @@ pub fn run_worker(
     let config = NodeConfig { van, vans, ..ranked(&config, &roster) };
     let gauge = Gauge::default();
     if beats {
-        heartbeat::start(config.clone(), Role::Worker, roster.rank, vec![gauge.clone()])?;
+        let seat = (Role::Worker, roster.rank);
+        heartbeat::start(config.clone(), seat, roster.away_max, vec![gauge.clone()])?;
     }
     let member = Rc::new(RefCell::new(member));
     let watched = member.clone();
@@ -528,7 +529,8 @@ fn serve_until_end(
     let roster = member.roster().clone();
     if beats {
         let gauges = started.iter().map(|it| it.gauge.clone()).collect();
-        heartbeat::start(ranked(config, &roster), Role::Server, roster.rank, gauges)?;
+        let seat = (Role::Server, roster.rank);
+        heartbeat::start(ranked(config, &roster), seat, roster.away_max, gauges)?;
     }
     for (index, it) in started.iter().enumerate() {
         let _ = it.place.send(Place {

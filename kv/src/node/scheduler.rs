@@ -8,9 +8,11 @@
 mod exchange;
 mod further;
 mod jobs;
+mod keeper;
 mod plane;
 mod posts;
 mod service;
+mod sessions;
 mod tasks;
 
 use std::sync::Arc;
@@ -72,7 +74,7 @@ pub struct Scheduler {
     gathered: Option<Gathered>,
     /// The other request that waits for an answer, and the answer.
     asked: u64,
-    answer: Option<Vec<u8>>,
+    answer: Option<String>,
 }
 
 /// The thread that serves. Dropping this ends it.
@@ -98,6 +100,8 @@ impl Drop for Serving {
 
 impl Scheduler {
     /// Listens at the address in `config`; port 0 selects a free one. Nodes are served from now on.
+    /// With a folder for its state ([`NodeConfig::state`]) it goes on with the cluster that an earlier
+    /// scheduler has left there, if one has.
     ///
     /// # Errors
     /// If the address cannot be bound; [`Error::Config`] if others can reach it and there is no
@@ -115,6 +119,8 @@ impl Scheduler {
     /// As [`Scheduler::bind`], and if a van was named and does not work here.
     pub(crate) fn bind_client(config: &ClusterConfig) -> Result<Scheduler> {
         let mut config = config.clone();
+        // What a driver does in this process ends with it: there is nothing to come back to.
+        config.node.state = None;
         config.node = config.node.secured()?;
         let own = without_threads(&config.node)?;
         Scheduler::start(config, Some(own))
@@ -265,7 +271,13 @@ impl Scheduler {
             self.lane.wait(NAP)?;
         };
         match gathered {
-            Gathered::All(roster) => Ok(self.roster.insert(roster).van),
+            Gathered::All(roster) => {
+                // That of this process does not come back without it.
+                if self.serving.is_none() {
+                    self.lane.outlast(roster.away_max);
+                }
+                Ok(self.roster.insert(roster).van)
+            }
             Gathered::NoVan(why) => Err(Error::Config(why)),
             Gathered::Missing(missing) => Err(Error::Timeout {
                 what: format!("the cluster at {}", self.address()),
@@ -376,7 +388,7 @@ impl Scheduler {
         loop {
             self.poll()?;
             if let Some(answer) = self.answer.take() {
-                return Ok(Some(TaskId(serde_json::from_slice(&answer)?)));
+                return Ok(Some(TaskId(serde_json::from_str(&answer)?)));
             }
             let left = until.saturating_sub(self.now());
             if left.is_zero() {
@@ -407,7 +419,7 @@ impl Scheduler {
     fn enter(&mut self, heard: Heard) -> Result<()> {
         match heard {
             Heard::Answer { to, body } if to == self.watch => {
-                let losses: Losses = serde_json::from_slice(&body)?;
+                let losses: Losses = serde_json::from_str(&body)?;
                 let Losses { fatal, servers, joined, left, cancelled } = losses;
                 self.losses.servers.extend(servers);
                 self.losses.joined.extend(joined);
@@ -422,7 +434,7 @@ impl Scheduler {
             }
             Heard::Answer { to, body } if Some(to) == self.gathering => {
                 self.gathering = None;
-                self.gathered = Some(serde_json::from_slice(&body)?);
+                self.gathered = Some(serde_json::from_str(&body)?);
             }
             Heard::Answer { to, body } if to == self.asked => self.answer = Some(body),
             Heard::Answer { to, body } => self.desk.acknowledge(to, &body)?,
@@ -502,15 +514,16 @@ impl Scheduler {
         self.ask(&Command::End { reason: reason.unwrap_or("the job is over").to_owned() })
     }
 
-    /// Waits until a node is lost.
+    /// Waits until a node is lost, or `goes_on` returns false.
     ///
     /// # Errors
     /// [`Error::NodeLost`] names it.
-    pub fn watch(&mut self) -> Result<()> {
-        loop {
+    pub fn watch(&mut self, mut goes_on: impl FnMut() -> bool) -> Result<()> {
+        while goes_on() {
             self.glance()?;
             self.lane.wait(self.config.node.heartbeat)?;
         }
+        Ok(())
     }
 
     /// Time on the clock of the control plane.
@@ -534,7 +547,7 @@ impl Scheduler {
         loop {
             self.poll()?;
             if let Some(answer) = self.answer.take() {
-                return Ok(serde_json::from_slice(&answer)?);
+                return Ok(serde_json::from_str(&answer)?);
             }
             self.lane.wait(self.config.node.heartbeat)?;
         }

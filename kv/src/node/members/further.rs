@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use caravan_van::PeerId;
+use super::super::session::SessionId;
 
 use super::super::backend::Van;
 use super::super::choice::Candidate;
@@ -43,8 +43,8 @@ impl Members {
     }
 
     /// What a member that has left is told at its lane for heartbeats.
-    pub(crate) fn farewell(&self, peer: PeerId) -> Option<String> {
-        let Used::Heartbeat(seat) = self.lanes.get(&peer)?.used else { return None };
+    pub(crate) fn farewell(&self, session: SessionId) -> Option<String> {
+        let Used::Heartbeat(seat) = self.lanes.get(&session)?.used else { return None };
         (self.has_left(seat) && self.is_lost(seat)).then(|| LEFT.to_owned())
     }
 }

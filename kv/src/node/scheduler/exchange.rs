@@ -6,6 +6,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use serde::{Deserialize, Serialize};
+
 use super::super::control::{Body, Letter};
 use super::super::group::NodeName;
 
@@ -22,6 +24,7 @@ const AWAITED_MAX: usize = 1_000_000;
 const BATCH: u64 = 1 << 63;
 
 /// Who owes whom an answer.
+#[derive(Serialize, Deserialize)]
 struct Debt {
     asker: NodeName,
     /// The asker's number of the request.
@@ -30,7 +33,7 @@ struct Debt {
 }
 
 /// The letters for a node.
-#[derive(Default)]
+#[derive(Default, Serialize, Deserialize)]
 struct Mailbox {
     letters: VecDeque<Letter>,
     bytes: usize,
@@ -76,13 +79,15 @@ pub(super) struct Question {
 }
 
 /// All letters under way.
-#[derive(Default)]
+#[derive(Default, Serialize, Deserialize)]
 pub(super) struct Exchange {
     count: u64,
     batches: u64,
     debts: BTreeMap<u64, Debt>,
     /// By node, the number of answers that it waits for.
+    #[serde(with = "super::super::pairs")]
     awaited: BTreeMap<NodeName, usize>,
+    #[serde(with = "super::super::pairs")]
     mailboxes: BTreeMap<NodeName, Mailbox>,
 }
 

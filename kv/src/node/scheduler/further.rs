@@ -46,14 +46,13 @@ pub(super) fn welcome(plane: &mut Plane, jobs: &mut Jobs, seat: Seat, shared: Ro
         it.0.role == Role::Server && it.0 != seat && it.1.join.host == member.join.host
     };
     let turn = plane.members.iter().filter(beside).count() as u32;
-    let (peer, joined_as, rank) = (member.peer, member.joined_as, seat.rank);
+    let (session, joined_as, rank) = (member.session, member.joined_as, seat.rank);
     let (van, vans) = (*van, vans.to_vec());
     let new = shared.servers[first_thread..].to_vec();
     let roster = Roster { node, rank, van, vans, first_thread, turn, ..shared };
     tracing::info!(node = %seat, threads, "joined the others");
-    plane.tell(peer, joined_as, &roster);
-    plane.enter_joined_threads(new.into_iter());
-    plane.tell_untold(|| jobs.tasks.next_number());
+    plane.tell(session, joined_as, &roster);
+    plane.publish_joined_threads(jobs.tasks.next_number(), session, new);
     jobs.answer_watches(plane);
 }
 
@@ -101,8 +100,7 @@ pub(super) fn let_leave(
     let seat = Seat { role: Role::Server, rank };
     tracing::info!(node = %seat, "leaves");
     plane.members.let_leave(seat);
-    plane.enter_left_threads(departed);
-    plane.tell_untold(|| jobs.tasks.next_number());
+    plane.publish_left_threads(jobs.tasks.next_number(), departed);
     jobs.answer_watches(plane);
     Ok(())
 }

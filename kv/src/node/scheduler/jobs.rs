@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use caravan_van::PeerId;
+use serde::{Deserialize, Serialize};
 
 use super::super::barriers::NAME_BYTES_MAX;
 use super::super::control::{
@@ -15,6 +15,7 @@ use super::super::control::{
     Waited,
 };
 use super::super::group::NodeName;
+use super::super::session::SessionId;
 use super::plane::Plane;
 use super::tasks::{At, NewTask, Tasks, What};
 
@@ -25,7 +26,7 @@ const CANCELLED: &str = "the job of this driver was cancelled";
 const TASKS_KNOWN_MAX: usize = 10_000;
 
 /// A driver, and its requests that wait for an answer, by timestamp.
-#[derive(Default)]
+#[derive(Default, Serialize, Deserialize)]
 pub(super) struct Driver {
     /// Its id as a client of the servers.
     pub(super) node: u32,
@@ -54,14 +55,15 @@ impl Driver {
     }
 
     /// Answers it if it watches for losses.
-    fn answer_watch(&mut self, plane: &mut Plane, peer: PeerId) {
+    fn answer_watch(&mut self, plane: &mut Plane, session: SessionId) {
         let Some(Watch { timestamp, heard }) = self.watches.take() else { return };
         let losses = Losses { cancelled: self.cancelled.clone(), ..plane.losses(heard) };
-        plane.tell(peer, timestamp, &losses);
+        plane.tell(session, timestamp, &losses);
     }
 }
 
 /// A driver that waits for losses.
+#[derive(Serialize, Deserialize)]
 pub(super) struct Watch {
     pub(super) timestamp: u64,
     /// What it knows.
@@ -69,6 +71,7 @@ pub(super) struct Watch {
 }
 
 /// A driver that waits for all nodes.
+#[derive(Serialize, Deserialize)]
 pub(super) struct Gathers {
     pub(super) timestamp: u64,
     pub(super) until: Duration,
@@ -76,10 +79,10 @@ pub(super) struct Gathers {
 }
 
 /// All jobs.
-#[derive(Default)]
+#[derive(Default, Serialize, Deserialize)]
 pub(super) struct Jobs {
-    /// All drivers, by lane.
-    pub(super) drivers: BTreeMap<PeerId, Driver>,
+    /// All drivers, by session.
+    pub(super) drivers: BTreeMap<SessionId, Driver>,
     pub(super) tasks: Tasks,
     /// Drivers from outside so far.
     guests: u32,
@@ -100,14 +103,21 @@ pub(super) struct Submission {
 }
 
 impl Jobs {
+    /// Goes on without the driver that had started the cluster, whose process is gone: nobody waits
+    /// for its tasks.
+    pub(super) fn come_back_without(&mut self, launcher: SessionId) {
+        self.drivers.remove(&launcher);
+        self.tasks.disown(launcher);
+    }
+
     /// Adds a driver, of this job if it has one already.
-    pub(super) fn add_driver(&mut self, peer: PeerId, job: Option<String>) {
-        self.drivers.insert(peer, Driver { job, ..Driver::default() });
+    pub(super) fn add_driver(&mut self, session: SessionId, job: Option<String>) {
+        self.drivers.insert(session, Driver { job, ..Driver::default() });
     }
 
     /// What others call the driver at this lane, once it has a job.
-    pub(super) fn name(&self, peer: PeerId) -> Option<NodeName> {
-        let driver = self.drivers.get(&peer)?;
+    pub(super) fn name(&self, session: SessionId) -> Option<NodeName> {
+        let driver = self.drivers.get(&session)?;
         match driver.node {
             0 => driver.job.is_some().then_some(NodeName::Scheduler),
             number => Some(NodeName::Driver(number)),
@@ -126,7 +136,7 @@ impl Jobs {
     }
 
     /// Gives a driver from outside the job of this name, at once or when an earlier one has ended.
-    pub(super) fn begin(&mut self, plane: &mut Plane, peer: PeerId, timestamp: u64, job: String) {
+    pub(super) fn begin(&mut self, plane: &mut Plane, session: SessionId, timestamp: u64, job: String) {
         let taken = self.drivers.values().any(|driver| driver.job.as_ref() == Some(&job));
         let why = match job.len() {
             0 => "a job needs a name".to_owned(),
@@ -134,20 +144,20 @@ impl Jobs {
             _ if job.contains('/') => format!("the name of a job has no slash, and {job:?} has"),
             _ if taken => format!("the job {job} has a driver: take another name"),
             _ => {
-                self.drivers.entry(peer).or_default().begins = Some((timestamp, job));
+                self.drivers.entry(session).or_default().begins = Some((timestamp, job));
                 return self.settle(plane);
             }
         };
-        plane.refuse(peer, timestamp, &why);
+        plane.refuse(session, timestamp, &why);
     }
 
     /// Takes the job of this name from another driver, which hears of it first, and then that its
     /// requests are refused. Answered when the job has ended.
-    fn cancel(&mut self, plane: &mut Plane, peer: PeerId, timestamp: u64, job: String) {
+    fn cancel(&mut self, plane: &mut Plane, session: SessionId, timestamp: u64, job: String) {
         let mut drivers = self.drivers.iter_mut();
         let found = drivers.find(|(_, driver)| driver.job.as_ref() == Some(&job));
         let Some((&owner, driver)) = found.filter(|_| !job.is_empty()) else {
-            return plane.refuse(peer, timestamp, &self.has_no(&job));
+            return plane.refuse(session, timestamp, &self.has_no(&job));
         };
         tracing::info!(job, "cancelled");
         let refused = driver.cancel();
@@ -157,7 +167,7 @@ impl Jobs {
         self.send_ready(plane);
         self.orphans.push(job.clone());
         self.end_orphans(plane);
-        self.drivers.entry(peer).or_default().cancels = Some((timestamp, job));
+        self.drivers.entry(session).or_default().cancels = Some((timestamp, job));
         self.settle(plane);
     }
 
@@ -176,20 +186,20 @@ impl Jobs {
     pub(super) fn answer_any(
         &mut self,
         plane: &mut Plane,
-        peer: PeerId,
+        session: SessionId,
         timestamp: u64,
         command: &Command,
     ) -> bool {
-        let driver = self.drivers.entry(peer).or_default();
+        let driver = self.drivers.entry(session).or_default();
         match command {
-            Command::Jobs => plane.tell(peer, timestamp, &self.status()),
-            Command::Cancel { job } => self.cancel(plane, peer, timestamp, job.clone()),
+            Command::Jobs => plane.tell(session, timestamp, &self.status()),
+            Command::Cancel { job } => self.cancel(plane, session, timestamp, job.clone()),
             _ if driver.cancelled.is_none() => return false,
             &Command::Watch(heard) => {
                 driver.watches = Some(Watch { timestamp, heard });
-                driver.answer_watch(plane, peer);
+                driver.answer_watch(plane, session);
             }
-            _ => plane.refuse(peer, timestamp, CANCELLED),
+            _ => plane.refuse(session, timestamp, CANCELLED),
         }
         true
     }
@@ -220,31 +230,32 @@ impl Jobs {
     fn settle(&mut self, plane: &mut Plane) {
         let Jobs { drivers, tasks, orphans, guests } = self;
         let has_ended = |job: &String| !orphans.contains(job) && !tasks.forgets(job);
-        for (&peer, driver) in drivers {
+        for (&session, driver) in drivers {
             if let Some((timestamp, _)) = driver.cancels.take_if(|(_, job)| has_ended(job)) {
-                plane.tell(peer, timestamp, &());
+                plane.tell(session, timestamp, &());
             }
             if let Some((timestamp, job)) = driver.begins.take_if(|(_, job)| has_ended(job)) {
                 *guests += 1;
                 driver.node = *guests;
-                plane.guests.insert(*guests, peer);
+                plane.guests.insert(*guests, session);
+                plane.sessions.keep(session);
                 tracing::info!(job, "begins");
                 driver.job = Some(job);
-                plane.tell(peer, timestamp, &());
+                plane.tell(session, timestamp, &());
             }
         }
     }
 
     /// Answers the drivers that watch for losses.
     pub(super) fn answer_watches(&mut self, plane: &mut Plane) {
-        self.drivers.iter_mut().for_each(|(peer, driver)| driver.answer_watch(plane, *peer));
+        self.drivers.iter_mut().for_each(|(session, driver)| driver.answer_watch(plane, *session));
     }
 
     /// Goes on without a driver: nobody waits for its tasks, and its job ends.
-    pub(super) fn lose_driver(&mut self, plane: &mut Plane, peer: PeerId) {
-        let Some(driver) = self.drivers.remove(&peer) else { return };
+    pub(super) fn lose_driver(&mut self, plane: &mut Plane, session: SessionId) {
+        let Some(driver) = self.drivers.remove(&session) else { return };
         plane.guests.remove(&driver.node);
-        self.tasks.disown(peer);
+        self.tasks.disown(session);
         self.send_ready(plane);
         self.orphans.extend(driver.job);
         self.end_orphans(plane);
@@ -284,7 +295,7 @@ impl Jobs {
     pub(super) fn forget(
         &mut self,
         plane: &mut Plane,
-        driver: Option<PeerId>,
+        driver: Option<SessionId>,
         job: String,
     ) -> Submitted {
         let ranks = plane.members.live_workers();
@@ -296,14 +307,14 @@ impl Jobs {
     }
 
     /// Adds a task that nobody runs.
-    pub(super) fn promise(&mut self, plane: &mut Plane, driver: PeerId) -> Submitted {
+    pub(super) fn promise(&mut self, plane: &mut Plane, driver: SessionId) -> Submitted {
         let (ranks, after) = (Vec::new(), Vec::new());
         let (owner, what) = (Some(driver), What::Virtual);
         self.start(plane, NewTask { owner, what, ranks, order: None, after, parent: None })
     }
 
     /// Finishes such a task; returns whether there is one.
-    pub(super) fn finish(&mut self, plane: &mut Plane, driver: PeerId, task: u64) -> bool {
+    pub(super) fn finish(&mut self, plane: &mut Plane, driver: SessionId, task: u64) -> bool {
         let is_there = self.tasks.finish_virtual(task, driver);
         self.send_ready(plane);
         is_there
@@ -313,7 +324,7 @@ impl Jobs {
     pub(super) fn submit(
         &mut self,
         plane: &mut Plane,
-        owner: PeerId,
+        owner: SessionId,
         submission: Submission,
     ) -> Submitted {
         let Submission { target, job, program, after, parent } = submission;
@@ -373,20 +384,19 @@ impl Jobs {
     /// Sends the orders of tasks whose turn has come.
     fn send_ready(&mut self, plane: &mut Plane) {
         while let Some((At { task, rank }, order)) = self.tasks.next_ready(TASKS_MAX) {
-            let Ok(lane) = plane.members.worker(rank) else { continue };
-            // A lane that breaks now ends the wait for this task.
-            plane.order(lane, task, &order);
+            let Ok(session) = plane.members.worker(rank) else { continue };
+            plane.order(session, task, &order);
         }
     }
 
     /// Answers a driver when this task is done or will never be.
-    pub(super) fn wait(&mut self, plane: &mut Plane, driver: PeerId, asked: (u64, u64)) {
+    pub(super) fn wait(&mut self, plane: &mut Plane, driver: SessionId, asked: (u64, u64)) {
         self.drivers.entry(driver).or_default().waits = Some(asked);
         self.answer_waits(plane);
     }
 
     /// Answers a driver when the first of these tasks is done or will never be.
-    pub(super) fn wait_first(&mut self, plane: &mut Plane, driver: PeerId, asked: (u64, Vec<u64>)) {
+    pub(super) fn wait_first(&mut self, plane: &mut Plane, driver: SessionId, asked: (u64, Vec<u64>)) {
         self.drivers.entry(driver).or_default().first = Some(asked);
         self.answer_waits(plane);
     }
@@ -394,19 +404,19 @@ impl Jobs {
     /// Answers the drivers that wait for a task which is done or will never be.
     pub(super) fn answer_waits(&mut self, plane: &mut Plane) {
         let Jobs { drivers, tasks, .. } = self;
-        for (&peer, driver) in drivers {
-            let ends = |task: &&u64| plane.lost.is_some() || tasks.is_done(**task, peer);
+        for (&session, driver) in drivers {
+            let ends = |task: &&u64| plane.lost.is_some() || tasks.is_done(**task, session);
             let asked = driver.first.as_ref();
             let found = asked.and_then(|(asked, tasks)| Some((*asked, *tasks.iter().find(ends)?)));
             if let Some((timestamp, task)) = found {
                 driver.first = None;
-                plane.tell(peer, timestamp, &task);
+                plane.tell(session, timestamp, &task);
             }
             let Some((timestamp, task)) = driver.waits else { continue };
             let lost = || plane.lost.clone().map(Waited::Lost);
-            if let Some(waited) = tasks.take(task, peer).or_else(lost) {
+            if let Some(waited) = tasks.take(task, session).or_else(lost) {
                 driver.waits = None;
-                plane.tell(peer, timestamp, &waited);
+                plane.tell(session, timestamp, &waited);
             }
         }
     }

@@ -1,25 +1,30 @@
-//! What all parts of the scheduler's thread share: its endpoint, and who is at the other ends.
+//! What all parts of the scheduler's thread share: its sessions, and who is at the other ends.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use caravan_van::{Endpoint, PeerId};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
-use super::super::control::{self, Heard, LAST, Loss, Losses, Order, Role};
+use super::super::control::{Heard, Loss, Losses, Order, Role};
 use super::super::group::NodeName;
 use super::super::members::{Members, Seat};
+use super::super::session::{SessionId, Speech};
+use super::sessions::Sessions;
 use crate::view::Departed;
 use crate::worker::ServerAddress;
 
-/// The control plane, seen from its middle.
+/// The control plane, seen from its middle. It does no I/O: what is said is sent when it is saved.
+#[derive(Serialize, Deserialize)]
 pub(super) struct Plane {
-    pub(super) endpoint: Endpoint,
+    pub(super) sessions: Sessions,
     pub(super) members: Members,
-    /// The lane of the driver that started the cluster.
-    pub(super) launcher: Option<PeerId>,
-    /// The lanes of drivers from outside that have a job, by their numbers.
-    pub(super) guests: BTreeMap<u32, PeerId>,
+    /// The time on its clock.
+    #[serde(skip)]
+    pub(super) now: Duration,
+    /// The session of the driver that started the cluster.
+    pub(super) launcher: Option<SessionId>,
+    /// The sessions of drivers from outside that have a job, by their numbers.
+    pub(super) guests: BTreeMap<u32, SessionId>,
     /// The first node whose loss ends the cluster, which everybody was told.
     pub(super) lost: Option<Loss>,
     /// The server threads that are lost, in the order of their losses.
@@ -28,162 +33,115 @@ pub(super) struct Plane {
     joined_threads: Vec<ServerAddress>,
     /// Those of them that have left again, in their order.
     left_threads: Vec<Departed>,
-    /// What each member has been told; it knows of nothing at first.
-    told: BTreeMap<Seat, Heard>,
-    /// Whether any member may not have been told of all.
-    tells: bool,
-    /// Servers that have not been told of the last lost worker.
-    unheard: BTreeSet<Seat>,
 }
 
 impl Plane {
-    pub(super) fn new(endpoint: Endpoint, members: Members) -> Plane {
+    pub(super) fn new(members: Members) -> Plane {
         Plane {
-            endpoint,
+            sessions: Sessions::default(),
             members,
+            now: Duration::ZERO,
             launcher: None,
             guests: BTreeMap::new(),
             lost: None,
             lost_threads: Vec::new(),
             joined_threads: Vec::new(),
             left_threads: Vec::new(),
-            told: BTreeMap::new(),
-            tells: false,
-            unheard: BTreeSet::new(),
         }
     }
 
-    /// The time on its clock.
-    pub(super) fn now(&self) -> Duration {
-        self.endpoint.lanes.now()
-    }
-
-    /// The lane of a node that is not lost.
-    pub(super) fn lane(&self, node: NodeName) -> Option<PeerId> {
+    /// The session of a node that is not lost.
+    pub(super) fn session(&self, node: NodeName) -> Option<SessionId> {
         match node {
             NodeName::Scheduler => self.launcher,
             NodeName::Driver(number) => self.guests.get(&number).copied(),
-            NodeName::Server(rank) => self.members.lane(Seat { role: Role::Server, rank }),
-            NodeName::Worker(rank) => self.members.lane(Seat { role: Role::Worker, rank }),
+            NodeName::Server(rank) => self.members.session(Seat { role: Role::Server, rank }),
+            NodeName::Worker(rank) => self.members.session(Seat { role: Role::Worker, rank }),
         }
     }
 
-    /// Answers a node or a driver; its lane, if it breaks now, is reported separately.
-    pub(super) fn tell(&mut self, peer: PeerId, timestamp: u64, what: &impl Serialize) {
-        let _ = control::answer(&mut self.endpoint, peer, timestamp, what);
+    /// Answers a node or a driver, which may be gone.
+    pub(super) fn tell(&mut self, session: SessionId, timestamp: u64, what: &impl Serialize) {
+        self.sessions.say(session, Speech::Answer, timestamp, what);
     }
 
     /// Refuses a request; as [`Plane::tell`].
-    pub(super) fn refuse(&mut self, peer: PeerId, timestamp: u64, why: &str) {
-        let _ = control::refuse(&mut self.endpoint, peer, timestamp, why);
+    pub(super) fn refuse(&mut self, session: SessionId, timestamp: u64, why: &str) {
+        self.sessions.refuse(session, timestamp, why);
     }
 
     /// Answers a request, or refuses it; as [`Plane::tell`].
     pub(super) fn tell_or_refuse(
         &mut self,
-        peer: PeerId,
+        session: SessionId,
         timestamp: u64,
         outcome: Result<impl Serialize, String>,
     ) {
         match outcome {
-            Ok(what) => self.tell(peer, timestamp, &what),
-            Err(why) => self.refuse(peer, timestamp, &why),
+            Ok(what) => self.tell(session, timestamp, &what),
+            Err(why) => self.refuse(session, timestamp, &why),
         }
     }
 
     /// Gives an order of this number; as [`Plane::tell`].
-    pub(super) fn order(&mut self, peer: PeerId, number: u64, order: &Order) {
-        let _ = control::ask(&mut self.endpoint, peer, number, order);
+    pub(super) fn order(&mut self, session: SessionId, number: u64, order: &Order) {
+        self.sessions.say(session, Speech::Ask, number, order);
     }
 
     /// Gives an order of this number to every member that is there.
     pub(super) fn order_all(&mut self, number: u64, order: &Order) {
-        let Plane { members, endpoint, .. } = self;
-        for lane in members.live_seats().filter_map(|seat| members.lane(seat)) {
-            let _ = control::ask(endpoint, lane, number, order);
+        self.order_those(number, order, |_| true);
+    }
+
+    fn order_those(&mut self, number: u64, order: &Order, are: impl Fn(Seat) -> bool) {
+        let Plane { members, sessions, .. } = self;
+        let seats = members.live_seats().filter(|seat| are(*seat));
+        for session in seats.filter_map(|seat| members.session(seat)) {
+            sessions.say(session, Speech::Ask, number, order);
         }
     }
 
-    /// Enters the threads of lost servers behind those that were lost before.
-    pub(super) fn enter_lost_threads(&mut self) {
+    /// Tells all members of the threads of lost servers, behind those that were lost before.
+    pub(super) fn publish_lost_threads(&mut self, number: u64) {
         let Plane { members, lost_threads, .. } = self;
         let lost = members.lost_threads().into_iter();
         let new: Vec<usize> = lost.filter(|thread| !lost_threads.contains(thread)).collect();
-        lost_threads.extend(new);
-        self.tells = true;
-    }
-
-    /// Enters the threads of a server that has joined.
-    pub(super) fn enter_joined_threads(&mut self, threads: impl Iterator<Item = ServerAddress>) {
-        self.joined_threads.extend(threads);
-        self.tells = true;
-    }
-
-    /// Enters the threads of a server that leaves.
-    pub(super) fn enter_left_threads(&mut self, threads: Vec<Departed>) {
-        self.left_threads.extend(threads);
-        self.tells = true;
-    }
-
-    /// Tells each member of the server threads that have joined, have left or are lost and of which
-    /// it was not told, as soon as its lane has room.
-    pub(super) fn tell_untold(&mut self, number: impl FnOnce() -> u64) {
-        if !std::mem::take(&mut self.tells) {
-            return;
-        }
-        let Plane { told, lost_threads, joined_threads, left_threads, .. } = self;
-        let Plane { members, endpoint, tells, .. } = self;
-        let number = number();
-        // One that is lost itself hears nothing.
-        for seat in members.live_seats() {
-            let Some(lane) = members.lane(seat) else { continue };
-            let told = told.entry(seat).or_default();
-            let mut tell = |order: &Order| {
-                let has_room = endpoint.lanes.credits(lane) > LAST;
-                let is_told = has_room && control::ask(endpoint, lane, number, order).is_ok();
-                *tells |= !is_told;
-                is_told
-            };
-            // First: a loss may be that of a thread that has joined.
-            if let Some(new @ [_, ..]) = joined_threads.get(told.joined..)
-                && tell(&Order::JoinedServers(new.to_vec()))
-            {
-                told.joined = joined_threads.len();
-            }
-            if let Some(new @ [_, ..]) = left_threads.get(told.left..)
-                && told.joined == joined_threads.len()
-                && tell(&Order::LeftServers(new.to_vec()))
-            {
-                told.left = left_threads.len();
-            }
-            if let Some(new @ [_, ..]) = lost_threads.get(told.lost..)
-                && told.joined == joined_threads.len()
-                && tell(&Order::LostServers(new.to_vec()))
-            {
-                told.lost = lost_threads.len();
-            }
+        if !new.is_empty() {
+            lost_threads.extend(&new);
+            self.order_all(number, &Order::LostServers(new));
         }
     }
 
-    /// Has all servers told which workers are lost.
-    pub(super) fn enter_lost_worker(&mut self) {
-        let servers = self.members.live_seats().filter(|seat| seat.role == Role::Server);
-        self.unheard = servers.collect();
+    /// Tells a server that has joined of all that came before, and all members of its threads.
+    pub(super) fn publish_joined_threads(
+        &mut self,
+        number: u64,
+        newcomer: SessionId,
+        threads: Vec<ServerAddress>,
+    ) {
+        let before = [
+            Order::JoinedServers(self.joined_threads.clone()),
+            Order::LeftServers(self.left_threads.clone()),
+            Order::LostServers(self.lost_threads.clone()),
+        ];
+        self.joined_threads.extend(threads.iter().cloned());
+        // The threads of all that have joined come first: others may be among them.
+        let [joined, others @ ..] = before;
+        self.order(newcomer, number, &joined);
+        self.order_all(number, &Order::JoinedServers(threads));
+        others.iter().for_each(|order| self.order(newcomer, number, order));
     }
 
-    /// Tells servers which workers are lost, as soon as their lanes have room.
-    pub(super) fn tell_unheard(&mut self, number: impl FnOnce() -> u64) {
-        if self.unheard.is_empty() {
-            return;
-        }
-        let number = number();
+    /// Tells all members of the threads of a server that leaves.
+    pub(super) fn publish_left_threads(&mut self, number: u64, threads: Vec<Departed>) {
+        self.left_threads.extend(threads.iter().cloned());
+        self.order_all(number, &Order::LeftServers(threads));
+    }
+
+    /// Tells all servers which workers are lost.
+    pub(super) fn publish_lost_workers(&mut self, number: u64) {
         let order = Order::LostWorkers(self.members.lost_workers());
-        let Plane { unheard, members, endpoint, .. } = self;
-        unheard.retain(|&seat| {
-            let Some(lane) = members.lane(seat) else { return false };
-            endpoint.lanes.credits(lane) <= LAST
-                || control::ask(endpoint, lane, number, &order).is_err()
-        });
+        self.order_those(number, &order, |seat| seat.role == Role::Server);
     }
 
     /// What a driver that watches hears, which has heard of these changes before.

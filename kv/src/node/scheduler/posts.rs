@@ -2,13 +2,14 @@
 
 use std::collections::BTreeSet;
 
-use caravan_van::PeerId;
+use serde::{Deserialize, Serialize};
 
 use super::super::barriers::{Barriers, NAME_BYTES_MAX, Party, Waiting};
 use super::super::control::{Acknowledged, Letter, Order, Post};
 use super::super::desk::BODY_BYTES_MAX;
 use super::super::group::{NodeName, Recipients};
 use super::super::members::{Members, Violation};
+use super::super::session::SessionId;
 use super::exchange::{Batch, Exchange, Question};
 use super::jobs::Jobs;
 use super::plane::Plane;
@@ -16,7 +17,7 @@ use super::tasks::{Tasks, Unheard};
 
 /// An answer to the message of a node.
 struct Reply {
-    peer: PeerId,
+    session: SessionId,
     timestamp: u64,
     /// The answer, or why there is none.
     outcome: Result<Acknowledged, String>,
@@ -24,10 +25,10 @@ struct Reply {
 
 impl Reply {
     fn to(
-        Waiting { peer, timestamp, .. }: Waiting,
+        Waiting { session, timestamp, .. }: Waiting,
         outcome: Result<Acknowledged, String>,
     ) -> Reply {
-        Reply { peer, timestamp, outcome }
+        Reply { session, timestamp, outcome }
     }
 
     /// Tells a node that all have come to its barrier.
@@ -37,7 +38,7 @@ impl Reply {
 }
 
 /// All letters under way, and all barriers.
-#[derive(Default)]
+#[derive(Default, Serialize, Deserialize)]
 pub(super) struct Posts {
     exchange: Exchange,
     barriers: Barriers,
@@ -137,7 +138,7 @@ impl Posts {
         }
         for Unheard { rank, failure } in unheard {
             let worker = NodeName::Worker(rank);
-            if plane.lane(worker).is_some() {
+            if plane.session(worker).is_some() {
                 self.exchange.tell(worker, Letter::Failed(failure));
             }
         }
@@ -154,10 +155,10 @@ impl Posts {
 
     /// Answers nodes, and hands on letters.
     fn reply(&mut self, plane: &mut Plane, replies: Vec<Reply>) {
-        for Reply { peer, timestamp, outcome } in replies {
+        for Reply { session, timestamp, outcome } in replies {
             match outcome {
-                Ok(answer) => plane.tell(peer, timestamp, &answer),
-                Err(why) => plane.refuse(peer, timestamp, &why),
+                Ok(answer) => plane.tell(session, timestamp, &answer),
+                Err(why) => plane.refuse(session, timestamp, &why),
             }
         }
         self.hand_on(plane);
@@ -166,8 +167,8 @@ impl Posts {
     /// Sends the letters of nodes that have taken their last ones.
     fn hand_on(&mut self, plane: &mut Plane) {
         while let Some(Batch { number, to, letters }) = self.exchange.next() {
-            if let Some(lane) = plane.lane(to) {
-                plane.order(lane, number, &Order::Letters(letters));
+            if let Some(session) = plane.session(to) {
+                plane.order(session, number, &Order::Letters(letters));
             }
         }
     }
@@ -188,7 +189,7 @@ fn recipients(
         Recipients::Node(node @ NodeName::Driver(_)) => node,
         _ => return plane.members.named(to),
     };
-    plane.lane(driver).map(|_| [driver].into()).ok_or_else(|| format!("there is no {driver}"))
+    plane.session(driver).map(|_| [driver].into()).ok_or_else(|| format!("there is no {driver}"))
 }
 
 /// The nodes that a barrier of this party is for.

@@ -12,12 +12,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use caravan_van::PeerId;
+use serde::{Deserialize, Serialize};
 
 use super::super::control::{Failure, Order, Report, Waited};
+use super::super::session::SessionId;
 
 /// What a task does.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum What {
     /// Runs this app.
     App(String),
@@ -38,9 +39,10 @@ impl fmt::Display for What {
 }
 
 /// A task that is to be added.
+#[derive(Serialize, Deserialize)]
 pub(super) struct NewTask {
     /// The driver that waits for it, or for the task that it is a part of; `None` if nobody does.
-    pub(super) owner: Option<PeerId>,
+    pub(super) owner: Option<SessionId>,
     pub(super) what: What,
     /// The workers that run it.
     pub(super) ranks: Vec<usize>,
@@ -53,14 +55,14 @@ pub(super) struct NewTask {
 }
 
 /// A task at a worker.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct At {
     pub(super) task: u64,
     pub(super) rank: usize,
 }
 
 /// All tasks that are not finished, or that their drivers have not waited for.
-#[derive(Default)]
+#[derive(Default, Serialize, Deserialize)]
 pub(super) struct Tasks {
     running: BTreeMap<u64, Running>,
     /// Number of tasks that each worker has been told and has not reported.
@@ -71,12 +73,13 @@ pub(super) struct Tasks {
 }
 
 /// A worker that is to hear that another has failed at a task that it has been told.
-#[derive(Debug, PartialEq)]
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Unheard {
     pub(super) rank: usize,
     pub(super) failure: Failure,
 }
 
+#[derive(Serialize, Deserialize)]
 struct Running {
     task: NewTask,
     /// Workers that have not been told.
@@ -193,7 +196,7 @@ impl Tasks {
     }
 
     /// Finishes a driver's virtual task; returns false if it has none of this number.
-    pub(super) fn finish_virtual(&mut self, number: u64, driver: PeerId) -> bool {
+    pub(super) fn finish_virtual(&mut self, number: u64, driver: SessionId) -> bool {
         let own = self.running.get_mut(&number).filter(|running| {
             running.task.owner == Some(driver) && running.task.what == What::Virtual
         });
@@ -205,7 +208,7 @@ impl Tasks {
 
     /// Records that a driver is gone: nobody waits for its tasks, and those that have not been sent
     /// are not.
-    pub(super) fn disown(&mut self, driver: PeerId) {
+    pub(super) fn disown(&mut self, driver: SessionId) {
         for running in self.running.values_mut() {
             if running.task.owner != Some(driver) {
                 continue;
@@ -273,13 +276,13 @@ impl Tasks {
     }
 
     /// Whether a driver's wait for this task ends at once, because it is done or unknown.
-    pub(super) fn is_done(&self, number: u64, driver: PeerId) -> bool {
+    pub(super) fn is_done(&self, number: u64, driver: SessionId) -> bool {
         let own = self.running.get(&number).filter(|it| it.task.owner == Some(driver));
         own.is_none_or(|running| running.missing.is_empty())
     }
 
     /// The driver and the job of a task that this worker runs, unless nobody waits for it.
-    pub(super) fn run_by(&self, at: At) -> Option<(PeerId, String)> {
+    pub(super) fn run_by(&self, at: At) -> Option<(SessionId, String)> {
         let running = self.running.get(&at.task).filter(|running| running.is_run_by(at.rank))?;
         let job = match running.task.order.as_ref()? {
             Order::Run { job, .. } | Order::Steps { job, .. } => job.clone(),
@@ -334,7 +337,7 @@ impl Tasks {
     }
 
     /// Takes the outcome of a driver's task; `None` while it runs.
-    pub(super) fn take(&mut self, number: u64, driver: PeerId) -> Option<Waited> {
+    pub(super) fn take(&mut self, number: u64, driver: SessionId) -> Option<Waited> {
         let is_own = |it: &&Running| it.task.owner == Some(driver) && it.task.parent.is_none();
         match self.running.get(&number).filter(is_own) {
             None => return Some(Waited::Unknown),
@@ -351,7 +354,7 @@ impl Tasks {
 mod tests {
     use super::*;
 
-    const DRIVER: PeerId = PeerId(9);
+    const DRIVER: SessionId = SessionId(9);
 
     fn task(ranks: &[usize], after: &[u64]) -> NewTask {
         NewTask {
@@ -437,7 +440,7 @@ mod tests {
         let promise = tasks.add(promise);
         let next = tasks.add(task(&[0], &[promise]));
         assert!(sent(&mut tasks).is_empty());
-        assert!(!tasks.finish_virtual(promise, PeerId(1)) && !tasks.finish_virtual(next, DRIVER));
+        assert!(!tasks.finish_virtual(promise, SessionId(1)) && !tasks.finish_virtual(next, DRIVER));
         assert!(tasks.finish_virtual(promise, DRIVER));
         assert_eq!(sent(&mut tasks), [(next, 0)]);
         assert_eq!(done(&mut tasks, promise), Some(BTreeMap::new()));

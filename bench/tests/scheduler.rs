@@ -1,0 +1,243 @@
+//! Goal: a scheduler that keeps its state is killed and started again while jobs run, and nothing
+//! that runs notices; nodes end when it stays away, and with the cluster.
+//! Method: scheduler, nodes and commands are processes; the models of jobs are compared byte by
+//! byte with those of runs whose scheduler lives.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+#![cfg(target_os = "linux")]
+
+mod support;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use caravan_van::Secret;
+use support::{PATIENCE, caravan, ended, folder, free_address, signal, text};
+
+/// A cluster whose scheduler is a process of its own.
+struct Cluster {
+    address: String,
+    secret: String,
+    state: PathBuf,
+    away_s: u32,
+    scheduler: Child,
+    nodes: Vec<Child>,
+}
+
+impl Cluster {
+    /// Starts scheduler, servers and workers, which are two each.
+    fn start(folder: &Path, away_s: u32) -> Cluster {
+        let mut cluster = Cluster {
+            address: free_address(),
+            secret: Secret::random().to_hex(),
+            state: folder.join("state"),
+            away_s,
+            scheduler: caravan("--version").stdout(Stdio::null()).spawn().unwrap(),
+            nodes: Vec::new(),
+        };
+        cluster.start_scheduler();
+        for role in ["server", "server", "worker", "worker"] {
+            let mut node = cluster.command(&format!("{role} --van tcp"));
+            node.current_dir(folder).stderr(Stdio::piped());
+            cluster.nodes.push(node.spawn().unwrap());
+        }
+        cluster
+    }
+
+    /// `caravan` with the variables that name this cluster.
+    fn command(&self, line: &str) -> Command {
+        let mut command = caravan(line);
+        command.env("CARAVAN_SCHEDULER", &self.address).env("CARAVAN_SECRET", &self.secret);
+        command.env("CARAVAN_SERVERS", "2").env("CARAVAN_WORKERS", "2");
+        command.env("CARAVAN_SCHEDULER_AWAY_S", self.away_s.to_string());
+        command.env("CARAVAN_HEARTBEAT_MS", "200");
+        command
+    }
+
+    fn start_scheduler(&mut self) {
+        let line = format!("scheduler --state {}", self.state.display());
+        let _ = self.scheduler.wait();
+        self.scheduler = self.command(&line).stderr(Stdio::piped()).spawn().unwrap();
+    }
+
+    fn kill_scheduler(&mut self) {
+        self.scheduler.kill().unwrap();
+        self.scheduler.wait().unwrap();
+    }
+
+    /// The scheduler's errors, once it has ended; its exit status.
+    fn scheduler_ended(&mut self) -> (Option<i32>, String) {
+        let status = ended(&mut self.scheduler, PATIENCE).code();
+        (status, said_by(&mut self.scheduler))
+    }
+
+    /// Waits until all nodes have ended; returns what each has said, and whether it has succeeded.
+    fn nodes_ended(&mut self, within: Duration) -> Vec<(bool, String)> {
+        let mut nodes = std::mem::take(&mut self.nodes);
+        let each = nodes.iter_mut().map(|node| {
+            let status = ended(node, within);
+            (status.success(), said_by(node))
+        });
+        each.collect()
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        for child in self.nodes.iter_mut().chain([&mut self.scheduler]) {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// What a process that has ended has written to standard error.
+fn said_by(child: &mut Child) -> String {
+    let mut said = String::new();
+    if let Some(mut stderr) = child.stderr.take() {
+        std::io::Read::read_to_string(&mut stderr, &mut said).unwrap();
+    }
+    said
+}
+
+/// Points around four others, as LIBSVM text.
+fn points(folder: &Path) -> String {
+    let line = |at: u32| {
+        let label = if at.is_multiple_of(2) { "+1" } else { "-1" };
+        let (x, y) = (at % 2 * 50 + at * 7 % 11, at / 2 % 2 * 50 + at * 5 % 13);
+        format!("{label} 0:{x} 1:{y} 2:1\n")
+    };
+    let path = folder.join("points");
+    fs::write(&path, (0..500).map(line).collect::<String>()).unwrap();
+    path.display().to_string()
+}
+
+/// Runs jobs while the scheduler is killed this often, each time after a little longer; they end as
+/// those of a cluster whose scheduler lives.
+fn survive(test: &str, kills: u32) {
+    let folder = folder(test);
+    let data = points(&folder);
+    let rounds = 100 + 40 * kills;
+    let work = [
+        format!("kmeans --data {data} --clusters 4 --stages 1:50:{rounds},2:250:{rounds} --seed 1"),
+        format!("sgd --data {data} --parts 2 --passes {rounds} --mean"),
+    ];
+    let model = |way: &str, at: usize| folder.join(format!("{way}-{at}"));
+    for (at, work) in work.iter().enumerate() {
+        let model = model("alone", at);
+        let line = format!("train {work} --in-process --workers 2 --model {}", model.display());
+        let output = caravan(&line).output().unwrap();
+        assert!(output.status.success(), "{}", text(&output.stderr));
+    }
+    let mut cluster = Cluster::start(&folder, 60);
+    let submit = |cluster: &Cluster, at: usize| {
+        let model = model("killed", at);
+        let line = format!("submit job{at} {} --model {}", work[at], model.display());
+        let mut command = cluster.command(&line);
+        command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let mut jobs: Vec<Child> = (0..work.len()).map(|at| submit(&cluster, at)).collect();
+    wait_until_complete(&cluster);
+    let mut met = 0;
+    for kill in 0..kills {
+        std::thread::sleep(Duration::from_millis(u64::from(20 + kill % 7 * 31)));
+        cluster.kill_scheduler();
+        std::thread::sleep(Duration::from_millis(u64::from(kill % 3 * 90)));
+        let run = jobs.iter_mut().filter_map(|job| job.try_wait().unwrap().is_none().then_some(()));
+        met += u32::from(run.count() > 0);
+        cluster.start_scheduler();
+    }
+    for (at, mut job) in jobs.into_iter().enumerate() {
+        let status = ended(&mut job, 4 * PATIENCE);
+        assert!(status.success(), "job {at}: {}", said_by(&mut job));
+        let [alone, killed] = ["alone", "killed"].map(|way| fs::read(model(way, at)).unwrap());
+        assert!(alone == killed, "job {at} has another model");
+    }
+    println!("{kills} kills, {met} of them while jobs ran");
+    assert!(met > 0);
+    // A job that is submitted afterwards runs as well.
+    let later = submit(&cluster, 1).wait_with_output().unwrap();
+    assert!(later.status.success(), "{}", text(&later.stderr));
+    signal("INT", cluster.scheduler.id());
+    let (status, said) = cluster.scheduler_ended();
+    assert_eq!(status, Some(130));
+    assert!(said.contains("the cluster has ended"), "{said}");
+    for (succeeded, said) in cluster.nodes_ended(PATIENCE) {
+        assert!(succeeded, "{said}");
+    }
+    let left = fs::read_dir(&cluster.state).unwrap().map(|entry| entry.unwrap().file_name());
+    assert_eq!(left.collect::<Vec<_>>(), ["lock"], "nothing is left of the state");
+}
+
+#[test]
+fn jobs_outlive_their_scheduler() {
+    survive("scheduler-killed", 8);
+}
+
+/// The run of issue 23.
+#[test]
+#[ignore = "takes some minutes"]
+fn jobs_outlive_a_hundred_schedulers() {
+    survive("scheduler-killed-100", 100);
+}
+
+/// Waits until the scheduler keeps its state: all have joined.
+fn wait_until_complete(cluster: &Cluster) {
+    let began = Instant::now();
+    while !cluster.state.join("state-0").exists() {
+        assert!(began.elapsed() < PATIENCE);
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn nodes_end_when_the_scheduler_stays_away() {
+    let mut cluster = Cluster::start(&folder("scheduler-away"), 1);
+    wait_until_complete(&cluster);
+    signal("TERM", cluster.scheduler.id());
+    let (status, said) = cluster.scheduler_ended();
+    assert_eq!(status, Some(143));
+    assert!(said.contains("the cluster goes on"), "{said}");
+    let began = Instant::now();
+    for (succeeded, said) in cluster.nodes_ended(PATIENCE) {
+        assert!(!succeeded);
+        let why = "did not come back within 1.0 s (CARAVAN_SCHEDULER_AWAY_S)";
+        assert!(said.contains(why), "{said}");
+    }
+    assert!(began.elapsed() > Duration::from_millis(900));
+}
+
+#[test]
+fn a_node_that_is_lost_meanwhile_is_named() {
+    let mut cluster = Cluster::start(&folder("scheduler-lost"), 60);
+    wait_until_complete(&cluster);
+    cluster.kill_scheduler();
+    let mut lost = cluster.nodes.remove(3);
+    lost.kill().unwrap();
+    lost.wait().unwrap();
+    cluster.start_scheduler();
+    let (status, said) = cluster.scheduler_ended();
+    assert_eq!(status, Some(1));
+    assert!(said.contains("worker") && said.contains("no heartbeat"), "{said}");
+    for (succeeded, said) in cluster.nodes_ended(PATIENCE) {
+        assert!(!succeeded && said.contains("was lost"), "{said}");
+    }
+}
+
+#[test]
+fn a_state_is_for_one_cluster_and_one_scheduler() {
+    let mut cluster = Cluster::start(&folder("scheduler-state"), 60);
+    wait_until_complete(&cluster);
+    let line = format!("scheduler --state {}", cluster.state.display());
+    let second = cluster.command(&line).output().unwrap();
+    assert_eq!(second.status.code(), Some(2));
+    let said = text(&second.stderr);
+    assert!(said.contains("another scheduler that runs"), "{said}");
+    cluster.kill_scheduler();
+    let other = cluster.command(&format!("{line} --workers 3")).output().unwrap();
+    assert_eq!(other.status.code(), Some(2));
+    let said = text(&other.stderr);
+    assert!(said.contains("2 servers and 2 workers") && said.contains("and 3"), "{said}");
+}

@@ -1,0 +1,220 @@
+//! All sessions of the control plane, seen from its middle: who has which, what is to be said in
+//! it, and the lane that carries it now.
+//!
+//! What is said here is sent by [`Sessions::send`], once the state that follows from it is saved. So
+//! nobody ever hears what a scheduler that comes back does not know.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use caravan_van::wire::Hello;
+use caravan_van::{Endpoint, Message, PeerId};
+use serde::{Deserialize, Serialize, Serializer};
+
+use super::super::session::{self, Incoming, Misheard, Said, Session, SessionId, Speech};
+
+/// Most messages that a node may leave without an acknowledgement.
+const UNACKNOWLEDGED_MAX: usize = 10_000;
+
+/// A session and whose it is.
+#[derive(Serialize, Deserialize)]
+struct Held {
+    role: u8,
+    incarnation: u64,
+    /// Whether it outlasts the scheduler.
+    is_kept: bool,
+    session: Session,
+    /// Its lane; none while its node has not come back to a scheduler that has.
+    #[serde(skip)]
+    lane: Option<PeerId>,
+    /// Numbers of messages that are to be acknowledged.
+    #[serde(skip)]
+    heard: Vec<u64>,
+}
+
+/// All sessions.
+#[derive(Default, Serialize, Deserialize)]
+pub(super) struct Sessions {
+    count: u64,
+    #[serde(serialize_with = "kept")]
+    held: BTreeMap<SessionId, Held>,
+    #[serde(skip)]
+    at: HashMap<PeerId, SessionId>,
+    /// Sessions with something to send.
+    #[serde(skip)]
+    due: BTreeSet<SessionId>,
+    /// Lanes that are to be closed.
+    #[serde(skip)]
+    closing: Vec<PeerId>,
+    /// Whether anything has happened in a session that outlasts the scheduler.
+    #[serde(skip)]
+    has_news: bool,
+}
+
+/// Writes only what outlasts the scheduler.
+fn kept<S: Serializer>(held: &BTreeMap<SessionId, Held>, to: S) -> Result<S::Ok, S::Error> {
+    to.collect_map(held.iter().filter(|(_, held)| held.is_kept))
+}
+
+impl Sessions {
+    /// Begins a session on a lane that has proved who it is.
+    pub(super) fn begin(&mut self, lane: PeerId, hello: &Hello) -> SessionId {
+        self.count += 1;
+        let id = SessionId(self.count);
+        let held = Held {
+            role: hello.role,
+            incarnation: hello.incarnation.get(),
+            is_kept: false,
+            session: Session::default(),
+            lane: Some(lane),
+            heard: Vec::new(),
+        };
+        self.held.insert(id, held);
+        self.at.insert(lane, id);
+        id
+    }
+
+    /// The session that a lane carries.
+    pub(super) fn at(&self, lane: PeerId) -> Option<SessionId> {
+        self.at.get(&lane).copied()
+    }
+
+    /// Whether a session outlasts the scheduler.
+    pub(super) fn is_kept(&self, id: SessionId) -> bool {
+        self.held.get(&id).is_some_and(|held| held.is_kept)
+    }
+
+    /// Lets a session outlast the scheduler.
+    pub(super) fn keep(&mut self, id: SessionId) {
+        if let Some(held) = self.held.get_mut(&id) {
+            held.is_kept = true;
+            self.has_news = true;
+        }
+    }
+
+    /// Says something in a session that there may be no more.
+    pub(super) fn say(&mut self, id: SessionId, speech: Speech, of: u64, what: &impl Serialize) {
+        let Some(held) = self.held.get_mut(&id) else { return };
+        // What the scheduler says can always be written.
+        if held.session.say(speech, of, what).is_ok() {
+            self.has_news |= held.is_kept;
+            self.due.insert(id);
+        }
+    }
+
+    /// As [`Sessions::say`], why there is no answer.
+    pub(super) fn refuse(&mut self, id: SessionId, of: u64, why: &str) {
+        let Some(held) = self.held.get_mut(&id) else { return };
+        held.session.say_text(Speech::Refuse, of, why.to_owned());
+        self.has_news |= held.is_kept;
+        self.due.insert(id);
+    }
+
+    /// Takes in what has arrived; returns what is new.
+    ///
+    /// # Errors
+    /// If no honest node says it.
+    pub(super) fn take_in(
+        &mut self,
+        id: SessionId,
+        message: &Message,
+    ) -> Result<Option<Said>, Misheard> {
+        let Some(held) = self.held.get_mut(&id) else { return Ok(None) };
+        self.due.insert(id);
+        Ok(match held.session.take_in(message)? {
+            Incoming::Acknowledged => None,
+            Incoming::Known { number } => {
+                held.heard.push(number);
+                None
+            }
+            Incoming::New { number, said } => {
+                held.heard.push(number);
+                self.has_news |= held.is_kept;
+                Some(said)
+            }
+        })
+    }
+
+    /// Goes on with the session of an earlier lane on the lane of session `new`, which its node has
+    /// begun for that, and which is no more.
+    ///
+    /// # Errors
+    /// If the node has none here: it was lost meanwhile, or belongs to another cluster.
+    pub(super) fn resume(&mut self, new: SessionId) -> Result<SessionId, ()> {
+        let found = self.held.get(&new).and_then(|asks| {
+            let is_it = |held: &Held| {
+                held.is_kept && (held.role, held.incarnation) == (asks.role, asks.incarnation)
+            };
+            let id = self.held.iter().find_map(|(id, held)| is_it(held).then_some(*id))?;
+            Some((id, asks.lane?))
+        });
+        let (id, lane) = found.ok_or(())?;
+        let heard = self.held.remove(&new).map(|held| held.heard).unwrap_or_default();
+        self.at.insert(lane, id);
+        if let Some(held) = self.held.get_mut(&id) {
+            held.session.begin_lane();
+            held.heard = heard;
+            if let Some(old) = held.lane.replace(lane) {
+                self.at.remove(&old);
+                self.closing.push(old);
+            }
+        }
+        self.due.insert(id);
+        Ok(id)
+    }
+
+    /// Ends the session of a lane that is lost, and returns it.
+    pub(super) fn lose(&mut self, lane: PeerId) -> Option<SessionId> {
+        let id = self.at.remove(&lane)?;
+        self.end(id);
+        Some(id)
+    }
+
+    /// Ends a session, and has its lane closed.
+    pub(super) fn close(&mut self, id: SessionId) {
+        if let Some(lane) = self.end(id) {
+            self.at.remove(&lane);
+            self.closing.push(lane);
+        }
+    }
+
+    fn end(&mut self, id: SessionId) -> Option<PeerId> {
+        let held = self.held.remove(&id)?;
+        self.has_news |= held.is_kept;
+        held.lane
+    }
+
+    /// Whether anything has happened since this was asked last that a scheduler which comes back
+    /// must know.
+    pub(super) fn take_news(&mut self) -> bool {
+        std::mem::take(&mut self.has_news)
+    }
+
+    /// Acknowledges what was heard, and sends what was said. Returns the sessions of nodes that do
+    /// not listen.
+    pub(super) fn send(&mut self, endpoint: &mut Endpoint) -> Vec<SessionId> {
+        for lane in self.closing.drain(..) {
+            endpoint.disconnect(lane);
+        }
+        let mut deaf = Vec::new();
+        for id in std::mem::take(&mut self.due) {
+            let Some(held) = self.held.get_mut(&id) else { continue };
+            if held.session.unacknowledged() > UNACKNOWLEDGED_MAX {
+                deaf.push(id);
+            }
+            let Some(lane) = held.lane else { continue };
+            // A lane that breaks now is reported separately.
+            for number in held.heard.drain(..) {
+                let _ = endpoint.lanes.answer(lane, number);
+            }
+            let _ = held.session.send(endpoint, lane);
+        }
+        deaf
+    }
+
+    /// Tells a node whose session there is no more, and that nothing else can tell it.
+    pub(super) fn say_gone(&self, id: SessionId, endpoint: &mut Endpoint, why: &str) {
+        if let Some(lane) = self.held.get(&id).and_then(|held| held.lane) {
+            let _ = session::post_apart(endpoint, lane, Speech::Gone, why);
+        }
+    }
+}
