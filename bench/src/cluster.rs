@@ -173,7 +173,7 @@ fn as_usage(error: Error) -> anyhow::Error {
 /// state leaves the cluster to its successor, unless Ctrl-C ends both.
 pub(crate) fn schedule(common: &Common, args: &SchedulerRole) -> Result<()> {
     let mut config = joined(common, &args.role)?;
-    if let Some(state) = &args.state {
+    if let Some(state) = args.state.as_ref().or(args.etcd.as_ref()) {
         config.node.state = Some(state.clone());
     }
     let mut scheduler = Scheduler::bind(&config).map_err(as_usage)?;

@@ -21,6 +21,8 @@ struct Cluster {
     address: String,
     secret: String,
     state: PathBuf,
+    /// The flag that says where the state is.
+    keeps: String,
     away_s: u32,
     scheduler: Child,
     nodes: Vec<Child>,
@@ -29,10 +31,18 @@ struct Cluster {
 impl Cluster {
     /// Starts scheduler, servers and workers, which are two each.
     fn start(folder: &Path, away_s: u32) -> Cluster {
+        let state = folder.join("state");
+        let keeps = format!("--state {}", state.display());
+        Cluster::start_with(folder, away_s, keeps)
+    }
+
+    /// As [`Cluster::start`], with the flag that says where the state is.
+    fn start_with(folder: &Path, away_s: u32, keeps: String) -> Cluster {
         let mut cluster = Cluster {
             address: free_address(),
             secret: Secret::random().to_hex(),
             state: folder.join("state"),
+            keeps,
             away_s,
             scheduler: caravan("--version").stdout(Stdio::null()).spawn().unwrap(),
             nodes: Vec::new(),
@@ -57,7 +67,7 @@ impl Cluster {
     }
 
     fn start_scheduler(&mut self) {
-        let line = format!("scheduler --state {}", self.state.display());
+        let line = format!("scheduler {}", self.keeps);
         let _ = self.scheduler.wait();
         self.scheduler = self.command(&line).stderr(Stdio::piped()).spawn().unwrap();
     }
@@ -116,9 +126,8 @@ fn points(folder: &Path) -> String {
 
 /// Runs jobs while the scheduler is killed this often, each time after a little longer; they end as
 /// those of a cluster whose scheduler lives.
-fn survive(test: &str, kills: u32) {
-    let folder = folder(test);
-    let data = points(&folder);
+fn survive(folder: &Path, mut cluster: Cluster, kills: u32, meanwhile: &mut dyn FnMut(u32)) {
+    let data = points(folder);
     let rounds = 100 + 40 * kills;
     let work = [
         format!("kmeans --data {data} --clusters 4 --stages 1:50:{rounds},2:250:{rounds} --seed 1"),
@@ -131,15 +140,17 @@ fn survive(test: &str, kills: u32) {
         let output = caravan(&line).output().unwrap();
         assert!(output.status.success(), "{}", text(&output.stderr));
     }
-    let mut cluster = Cluster::start(&folder, 60);
     let submit = |cluster: &Cluster, at: usize| {
         let model = model("killed", at);
         let line = format!("submit job{at} {} --model {}", work[at], model.display());
         let mut command = cluster.command(&line);
         command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
     };
+    // The cluster is complete when it has run something.
+    let first = cluster.command(&format!("submit first sgd --data {data} --parts 2 --passes 1"));
+    let first = { first }.output().unwrap();
+    assert!(first.status.success(), "{}", text(&first.stderr));
     let mut jobs: Vec<Child> = (0..work.len()).map(|at| submit(&cluster, at)).collect();
-    wait_until_complete(&cluster);
     let mut met = 0;
     for kill in 0..kills {
         std::thread::sleep(Duration::from_millis(u64::from(20 + kill % 7 * 31)));
@@ -147,6 +158,7 @@ fn survive(test: &str, kills: u32) {
         std::thread::sleep(Duration::from_millis(u64::from(kill % 3 * 90)));
         let run = jobs.iter_mut().filter_map(|job| job.try_wait().unwrap().is_none().then_some(()));
         met += u32::from(run.count() > 0);
+        meanwhile(kill);
         cluster.start_scheduler();
     }
     for (at, mut job) in jobs.into_iter().enumerate() {
@@ -167,20 +179,79 @@ fn survive(test: &str, kills: u32) {
     for (succeeded, said) in cluster.nodes_ended(PATIENCE) {
         assert!(succeeded, "{said}");
     }
-    let left = fs::read_dir(&cluster.state).unwrap().map(|entry| entry.unwrap().file_name());
-    assert_eq!(left.collect::<Vec<_>>(), ["lock"], "nothing is left of the state");
+}
+
+/// As [`survive`], with a state on disk.
+fn survive_on_disk(test: &str, kills: u32) {
+    let folder = folder(test);
+    survive(&folder, Cluster::start(&folder, 60), kills, &mut |_| ());
+    let left = fs::read_dir(folder.join("state")).unwrap();
+    let left: Vec<_> = left.map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(left, ["lock"], "nothing is left of the state");
 }
 
 #[test]
 fn jobs_outlive_their_scheduler() {
-    survive("scheduler-killed", 8);
+    survive_on_disk("scheduler-killed", 8);
 }
 
 /// The run of issue 23.
 #[test]
 #[ignore = "takes some minutes"]
 fn jobs_outlive_a_hundred_schedulers() {
-    survive("scheduler-killed-100", 100);
+    survive_on_disk("scheduler-killed-100", 100);
+}
+
+/// A real etcd, which is killed as well.
+#[cfg(feature = "etcd")]
+#[test]
+fn jobs_outlive_their_scheduler_by_an_etcd() {
+    let Ok(program) = std::env::var("CARAVAN_TEST_ETCD") else {
+        println!("SKIPPED: CARAVAN_TEST_ETCD names no etcd (ci/etcd installs one)");
+        return;
+    };
+    let folder = folder("scheduler-etcd");
+    let [client, peer] = [(); 2].map(|()| format!("http://{}", free_address()));
+    let start = || {
+        let mut etcd = support::without_variables(&program);
+        etcd.args(["--listen-client-urls", &client, "--advertise-client-urls", &client]);
+        etcd.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
+        etcd.args(["--initial-cluster", &format!("default={peer}")]);
+        etcd.arg("--data-dir").arg(folder.join("etcd"));
+        etcd.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+    };
+    let etcd = &mut start();
+    let cluster = Cluster::start_with(&folder, 60, format!("--etcd {client}"));
+    let again = &mut |kill: u32| {
+        if kill % 3 == 1 {
+            etcd.kill().unwrap();
+            etcd.wait().unwrap();
+            *etcd = start();
+        }
+    };
+    survive(&folder, cluster, 6, again);
+    // Nothing is left of the state: another cluster may begin.
+    let mut other = Cluster::start_with(&folder, 60, format!("--etcd {client}"));
+    let data = points(&folder);
+    let line = format!("submit first sgd --data {data} --parts 2 --passes 1");
+    let first = other.command(&line).output().unwrap();
+    assert!(first.status.success(), "{}", text(&first.stderr));
+    // A second scheduler goes on with it, and the first one finds that out.
+    let mut second = other.command(&format!("scheduler --etcd {client}"));
+    second.env("CARAVAN_SCHEDULER", free_address());
+    let second = second.stderr(Stdio::null()).spawn().unwrap();
+    std::thread::sleep(Duration::from_secs(1));
+    let mut job = other.command(&line.replace("first", "second"));
+    let job = job.stderr(Stdio::null()).spawn().unwrap();
+    let (status, said) = other.scheduler_ended();
+    assert_eq!(status, Some(1));
+    assert!(said.contains("another scheduler has gone on with this cluster"), "{said}");
+    for mut child in [second, job] {
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+    etcd.kill().unwrap();
+    etcd.wait().unwrap();
 }
 
 /// Waits until the scheduler keeps its state: all have joined.
@@ -230,7 +301,7 @@ fn a_node_that_is_lost_meanwhile_is_named() {
 fn a_state_is_for_one_cluster_and_one_scheduler() {
     let mut cluster = Cluster::start(&folder("scheduler-state"), 60);
     wait_until_complete(&cluster);
-    let line = format!("scheduler --state {}", cluster.state.display());
+    let line = format!("scheduler {}", cluster.keeps);
     let second = cluster.command(&line).output().unwrap();
     assert_eq!(second.status.code(), Some(2));
     let said = text(&second.stderr);

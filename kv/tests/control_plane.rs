@@ -26,6 +26,13 @@ const WORKER: u8 = 3;
 const DRIVER: u8 = 4;
 const GUEST: u8 = 5;
 
+/// What a message of a session is: a request or an order, its answer, its refusal, and the wish to
+/// go on with a session.
+const ASK: u8 = 0;
+const ANSWER: u8 = 1;
+const REFUSE: u8 = 2;
+const RESUME: u8 = 3;
+
 /// Settings of a job with a secret, whose nodes are soon counted as lost.
 fn config(servers: usize, workers: usize) -> ClusterConfig {
     let mut config = ClusterConfig { servers, workers, ..ClusterConfig::default() };
@@ -49,6 +56,7 @@ enum Heard {
 struct Lane {
     endpoint: Endpoint,
     scheduler: PeerId,
+    said: u64,
     asked: u64,
 }
 
@@ -58,7 +66,7 @@ impl Lane {
         let van = VanConfig { identity, accepts: false, ..node.van_config(0) };
         let mut endpoint = Endpoint::new(open(Van::Tcp, &van).unwrap(), 0, van.credits);
         let peer = endpoint.connect(scheduler.address()).unwrap();
-        let mut lane = Lane { endpoint, scheduler: peer, asked: 0 };
+        let mut lane = Lane { endpoint, scheduler: peer, said: 0, asked: 0 };
         lane.hear(|arrival, message| match (arrival, message) {
             (Arrival::Connected { .. }, _) => Some(true),
             (Arrival::Lost { .. }, _) => Some(false),
@@ -73,6 +81,10 @@ impl Lane {
             self.endpoint.poll().unwrap();
             while let Some(arrival) = self.endpoint.take() {
                 let message = self.endpoint.pop();
+                let said = message.as_ref().filter(|message| message.kind() == Kind::Request);
+                if let Some(said) = said {
+                    self.endpoint.lanes.answer(self.scheduler, said.timestamp()).unwrap();
+                }
                 if let Some(it) = is_it(&arrival, message.as_ref()) {
                     return it;
                 }
@@ -82,10 +94,21 @@ impl Lane {
         }
     }
 
-    fn say(&mut self, kind: Kind, timestamp: u64, what: &Value) {
+    /// Says the next thing.
+    fn say(&mut self, speech: u8, of: u64, what: &Value) {
+        self.said += 1;
+        self.say_as(speech, (self.said, of), what);
+    }
+
+    /// Says something that has this number in its session.
+    fn say_as(&mut self, speech: u8, (number, of): (u64, u64), what: &Value) {
         let text = what.to_string();
         let values = Values::Copied(text.as_bytes());
-        let draft = Draft { timestamp, values, ..Draft::new(kind) };
+        let message = Draft::new(Kind::Request);
+        self.post(Draft { op: speech, timestamp: number, clock: of, values, ..message });
+    }
+
+    fn post(&mut self, draft: Draft<'_>) {
         self.endpoint.lanes.post(self.scheduler, draft, &mut Coding::plain()).unwrap();
         self.endpoint.wait(Duration::ZERO).unwrap(); // sends it
     }
@@ -93,7 +116,7 @@ impl Lane {
     /// Sends a request without waiting for the answer; returns its number.
     fn begin(&mut self, what: &Value) -> u64 {
         self.asked += 1;
-        self.say(Kind::Request, self.asked, what);
+        self.say(ASK, self.asked, what);
         self.asked
     }
 
@@ -105,10 +128,10 @@ impl Lane {
     /// The scheduler's answer to a request.
     fn answer(&mut self, asked: u64) -> Heard {
         self.hear(|arrival, message| match (arrival, message) {
-            (_, Some(message)) if message.timestamp() == asked => {
+            (_, Some(message)) if is_said(message, &[ANSWER, REFUSE]) && message.clock() == asked => {
                 let text = String::from_utf8_lossy(message.values()).into_owned();
-                Some(match message.kind() {
-                    Kind::Failure => Heard::Refused(text),
+                Some(match message.op() {
+                    REFUSE => Heard::Refused(text),
                     _ => Heard::Answer(serde_json::from_str(&text).unwrap()),
                 })
             }
@@ -120,10 +143,15 @@ impl Lane {
     /// The number of the next task that the scheduler sends.
     fn task(&mut self) -> u64 {
         self.hear(|arrival, message| match (arrival, message) {
-            (_, Some(message)) if message.kind() == Kind::Request => Some(message.timestamp()),
+            (_, Some(message)) if is_said(message, &[ASK]) => Some(message.clock()),
             _ => None,
         })
     }
+}
+
+/// Whether a message is said in a session, and one of these.
+fn is_said(message: &Message, speeches: &[u8]) -> bool {
+    message.kind() == Kind::Request && speeches.contains(&message.op())
 }
 
 /// The identity of a node that was just started.
@@ -169,7 +197,7 @@ fn complete(workers: u32) -> (Scheduler, ClusterConfig, Vec<(Lane, Identity)>) {
 fn lost_servers(lane: &mut Lane) -> Vec<u64> {
     lane.hear(|arrival, message| match (arrival, message) {
         (Arrival::Lost { error, .. }, _) => panic!("{error}"),
-        (_, Some(message)) if message.kind() == Kind::Request => {
+        (_, Some(message)) if is_said(message, &[ASK]) => {
             let order: Value = serde_json::from_slice(message.values()).unwrap();
             serde_json::from_value(order["LostServers"].clone()).ok()
         }
@@ -307,12 +335,83 @@ fn what_is_asked_too_early_or_makes_no_sense_closes_the_lane() {
             assert_eq!(lane.ask(&words), Heard::Closed, "{words}, {joins}");
         }
     }
-    for kind in [Kind::Reply, Kind::Failure] {
+    let speech = |speech, number| Draft { op: speech, timestamp: number, ..Draft::new(Kind::Request) };
+    let drafts = [
+        speech(ANSWER, 1),
+        speech(REFUSE, 1),
+        speech(99, 1),
+        speech(ASK, 0),
+        speech(ASK, 2),
+        speech(ASK, u64::MAX),
+        speech(RESUME, 1),
+        Draft { values: Values::Copied(b"\xff"), ..speech(ASK, 1) },
+        Draft::new(Kind::Reply),
+        Draft::new(Kind::Failure),
+    ];
+    for (at, draft) in drafts.into_iter().enumerate() {
         let mut lane = Lane::open(&scheduler, &config.node, node(WORKER, Some(0))).unwrap();
-        lane.say(kind, 1, &json!({ "Ok": 1 }));
-        assert_eq!(lane.answer(1), Heard::Closed);
+        lane.post(draft);
+        assert_eq!(lane.answer(1), Heard::Closed, "{at}");
     }
     assert_eq!(missing(&mut scheduler), "server 0, worker 0");
+}
+
+/// What a node says again is not done again.
+#[test]
+fn what_is_said_twice_is_heard_once() {
+    let (_scheduler, _, mut lanes) = complete(2);
+    let (mut worker, _) = lanes.remove(1);
+    let waits = worker.begin(&barrier("a"));
+    let again = (worker.said, waits);
+    for _ in 0..3 {
+        worker.say_as(ASK, again, &barrier("a"));
+    }
+    let (mut other, _) = lanes.remove(1);
+    let met = Heard::Answer(json!({ "Asked": [] }));
+    assert_eq!(other.ask(&barrier("a")), met);
+    assert_eq!(worker.answer(waits), met);
+    worker.say_as(ASK, again, &barrier("a"));
+    assert!(matches!(worker.ask(&missing_at("a")), Heard::Refused(_)), "it waits no more");
+}
+
+/// A session is its node's: nobody else resumes it, and a node that was lost has none.
+#[test]
+fn a_session_is_resumed_by_its_node_alone() {
+    let (mut scheduler, config, mut lanes) = complete(2);
+    let resume = |identity: Identity| {
+        let mut lane = Lane::open(&scheduler, &config.node, identity).unwrap();
+        lane.say_as(RESUME, (0, 0), &Value::Null);
+        lane
+    };
+    for stranger in [node(WORKER, Some(0)), node(GUEST, None)] {
+        let why = resume(stranger).hear(|arrival, message| match (arrival, message) {
+            (_, Some(message)) if is_said(message, &[4]) => {
+                Some(String::from_utf8_lossy(message.values()).into_owned())
+            }
+            (Arrival::Lost { .. }, _) => panic!("it is not told why"),
+            _ => None,
+        });
+        assert!(why.contains("counted this node as lost"), "{why}");
+    }
+    // A node goes on where it was, on the new lane; the old one is closed.
+    let (mut worker, identity) = lanes.remove(1);
+    let waits = worker.begin(&barrier("a"));
+    let mut missing = worker.ask(&missing_at("nobody's"));
+    assert!(matches!(missing, Heard::Refused(_)));
+    let mut resumed = resume(identity);
+    (resumed.said, resumed.asked) = (worker.said, worker.asked);
+    assert_eq!(worker.answer(0), Heard::Closed);
+    let (mut other, _) = lanes.remove(1);
+    let met = Heard::Answer(json!({ "Asked": [] }));
+    assert_eq!(other.ask(&barrier("a")), met);
+    assert_eq!(resumed.answer(waits), met);
+    missing = resumed.ask(&missing_at("a"));
+    assert!(matches!(missing, Heard::Refused(_)));
+    scheduler.check_members().unwrap();
+    // One whose lane breaks is lost at once, as long as the scheduler lives.
+    drop(resumed);
+    let error = scheduler.watch(|| true).unwrap_err().to_string();
+    assert!(error.contains("worker 0"), "{error}");
 }
 
 #[test]
@@ -397,8 +496,8 @@ fn reports_count_from_who_runs_the_task_and_once() {
     let task = scheduler.submit(Target::Worker(0), "app", &Value::Null).unwrap();
     let number = lanes[1].0.task();
     for (at, says) in [(2, "another's"), (0, "a server's"), (1, "its own"), (1, "its second")] {
-        lanes[at].0.say(Kind::Reply, number, &json!({ "Ok": says }));
-        lanes[at].0.say(Kind::Reply, number + 1, &json!({ "Ok": "nobody's task" }));
+        lanes[at].0.say(ANSWER, number, &json!({ "Ok": says }));
+        lanes[at].0.say(ANSWER, number + 1, &json!({ "Ok": "nobody's task" }));
         for _ in 0..20 {
             lanes[at].0.endpoint.poll().unwrap();
             std::thread::sleep(Duration::from_millis(1));
@@ -413,7 +512,7 @@ fn a_report_that_says_nothing_loses_the_worker() {
     let (mut scheduler, _, mut lanes) = complete(2);
     let task = scheduler.submit(Target::Worker(0), "app", &Value::Null).unwrap();
     let number = lanes[1].0.task();
-    lanes[1].0.say(Kind::Reply, number, &Value::Null);
+    lanes[1].0.say(ANSWER, number, &Value::Null);
     let error = scheduler.wait(task).unwrap_err();
     assert!(matches!(&error, Error::NodeLost { node, .. } if node.contains("worker 0")), "{error}");
 }
@@ -432,10 +531,10 @@ fn a_worker_has_a_bounded_number_of_tasks() {
     assert!(scheduler.submit(Target::Workers, "app", &Value::Null).is_err());
     let others = scheduler.submit(Target::Worker(1), "app", &Value::Null).unwrap();
     let number = lanes[2].0.task();
-    lanes[2].0.say(Kind::Reply, number, &json!({ "Ok": "it was the first" }));
+    lanes[2].0.say(ANSWER, number, &json!({ "Ok": "it was the first" }));
     assert_eq!(scheduler.wait(others).unwrap(), [json!("it was the first")]);
     let numbers: Vec<_> = tasks.iter().map(|_| lanes[1].0.task()).collect();
-    lanes[1].0.say(Kind::Reply, numbers[0], &json!({ "Ok": null }));
+    lanes[1].0.say(ANSWER, numbers[0], &json!({ "Ok": null }));
     assert_eq!(scheduler.wait(tasks[0]).unwrap(), [Value::Null]);
     assert!(matches!(scheduler.wait(tasks[0]), Err(Error::UnknownTimestamp { .. })), "once only");
     scheduler.submit(Target::Worker(0), "app", &Value::Null).unwrap();

@@ -24,7 +24,7 @@ pub(crate) use self::learn::*;
 pub(crate) use self::sketch::*;
 pub(crate) use self::steps::*;
 pub(crate) use self::table::*;
-use self::values::{address, count_to, hexadecimal, hosts, interval, numa, parse_wait};
+use self::values::{address, count_to, etcd, hexadecimal, hosts, interval, numa, parse_wait};
 use crate::floor::process::Answerer;
 use crate::launch::agent::Through;
 use crate::launch::hosts::HostList;
@@ -374,6 +374,10 @@ pub(crate) struct SchedulerRole {
     /// ends the cluster, SIGTERM does not [env: CARAVAN_STATE]
     #[arg(long, value_name = "FOLDER")]
     pub(crate) state: Option<PathBuf>,
+    /// The same in an etcd, by the address of a member, or of several with commas: http://HOST:PORT
+    /// [env: CARAVAN_STATE]
+    #[arg(long, value_name = "ADDRESS", value_parser = etcd, conflicts_with = "state")]
+    pub(crate) etcd: Option<PathBuf>,
 }
 
 /// A server, and when it comes.

@@ -1,5 +1,6 @@
 //! Values as people write them: sizes, wait policies, numbers in a range, lists.
 
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -152,6 +153,14 @@ pub(super) fn address(text: &str) -> Result<String, String> {
     fits.ok_or_else(|| {
         format!("{text:?} is no address; it takes host:port, with a port below 65536")
     })
+}
+
+pub(super) fn etcd(text: &str) -> Result<PathBuf, String> {
+    let is_member = |text: &str| text.strip_prefix("http://").is_some_and(is_address);
+    match text.split(',').all(|member| is_member(member.trim_end_matches('/'))) {
+        true => Ok(text.into()),
+        false => Err(format!("{text:?} is no etcd; it takes http://host:port, several with commas")),
+    }
 }
 
 pub(super) fn hexadecimal(text: &str) -> Result<u64, String> {

@@ -269,7 +269,7 @@ pub const VARS: &[Var] = &[
     Var {
         name: "CARAVAN_STATE",
         default: "",
-        help: "folder where the scheduler keeps its state: killed and started again, it goes on with the cluster that runs; without one the cluster ends with it",
+        help: "folder where the scheduler keeps its state, or http://HOST:PORT of an etcd: killed and started again, it goes on with the cluster that runs; without a state the cluster ends with it",
         set: |c, v| {
             c.node.state = Some(PathBuf::from(v)).filter(|_| !v.is_empty());
             Some(())

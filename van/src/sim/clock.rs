@@ -4,7 +4,7 @@
 //! turn away only when it waits; then time jumps to the next event, and the node of that event runs
 //! next. So the whole simulation is one sequence of steps, the same for the same seed.
 
-use std::collections::{BTreeSet, BinaryHeap};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::panic::resume_unwind;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -43,6 +43,8 @@ pub(super) struct Core {
     under_way: BinaryHeap<Flight>,
     flights: u64,
     ports: Vec<Port>,
+    /// By port, the one that has taken over its address.
+    heirs: BTreeMap<u32, u32>,
     /// Numbers given out.
     numbers: u64,
     participants: Vec<Participant>,
@@ -101,6 +103,7 @@ impl World {
             under_way: BinaryHeap::new(),
             flights: 0,
             ports: Vec::new(),
+            heirs: BTreeMap::new(),
             numbers: 0,
             participants: Vec::new(),
             alarms: BTreeSet::new(),

@@ -148,7 +148,8 @@ impl Network {
     }
 
     /// Creates a transport for the calling node. Addresses are "sim:0", "sim:1", … in the order of
-    /// these calls.
+    /// these calls, unless [`VanConfig::listen`] is that of an earlier one: whoever connects to it
+    /// from now on meets this one.
     pub fn transport(&self, config: &VanConfig) -> SimTransport {
         SimTransport::new(self.world.clone(), config, true)
     }

@@ -80,8 +80,12 @@ impl SimulatedTime for NodeTime {
 impl SimTransport {
     pub(super) fn new(world: Arc<World>, config: &VanConfig, metered: bool) -> SimTransport {
         let frame_bytes = config.frame_bytes.min(u32::MAX as usize);
-        let port = world.lock().open_port();
-        let address = if config.accepts { address_of(port) } else { String::new() };
+        let takes_over = number_of(&config.listen).filter(|_| config.accepts);
+        let port = world.lock().open_port(takes_over);
+        let address = match config.accepts {
+            true => address_of(takes_over.unwrap_or(port)),
+            false => String::new(),
+        };
         let credentials =
             Credentials::new(config, "sim").saying(|hello| hello.transport = U32::new(port));
         let clock = Clock::simulated(NodeTime(world.clone()));
@@ -327,8 +331,7 @@ impl Transport for SimTransport {
     }
 
     fn connect(&mut self, address: &str) -> Result<PeerId> {
-        let number = address.strip_prefix("sim:").and_then(|number| number.parse::<u32>().ok());
-        let Some(port) = number else {
+        let Some(port) = number_of(address) else {
             let source = io::Error::new(
                 io::ErrorKind::InvalidInput,
                 "an address on the simulated network looks like sim:3",
@@ -336,6 +339,7 @@ impl Transport for SimTransport {
             return Err(Error::Connect { address: address.to_owned(), source });
         };
         let peer = self.add_lane(address.to_owned());
+        let port = self.world.lock().reached_at(port);
         let (from, to) = (self.end(peer), End { port, peer: LISTENER });
         let connect = Packet::Connect { from, credentials: self.credentials.clone() };
         let load = self.load(size_of::<Hello>());
@@ -456,4 +460,9 @@ impl Drop for SimTransport {
 
 fn address_of(port: u32) -> String {
     format!("sim:{port}")
+}
+
+/// The port of an address on the simulated network.
+fn number_of(address: &str) -> Option<u32> {
+    address.strip_prefix("sim:")?.parse().ok()
 }

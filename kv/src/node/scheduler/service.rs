@@ -106,7 +106,9 @@ impl Service {
     ) -> Result<Service> {
         let identity = control::identity(control::SCHEDULER, None);
         config.node = NodeConfig { identity, ..config.node };
-        let mut keeper = config.node.state.as_deref().map(Keeper::open).transpose()?;
+        let place = config.node.state.as_deref();
+        let mut keeper =
+            place.map(|place| Keeper::open(place, config.node.job)).transpose()?;
         let kept = keeper.as_mut().map(Keeper::load::<Kept<State>>).transpose()?.flatten();
         let listen = match &kept {
             Some(kept) if config.node.scheduler.ends_with(":0") => kept.address.clone(),
@@ -693,6 +695,7 @@ impl State {
     /// does not.
     fn come_back(mut self, now: Duration) -> State {
         self.plane.members.come_back(now);
+        self.plane.sessions.come_back();
         if let Some(launcher) = self.plane.launcher.take() {
             self.jobs.come_back_without(launcher);
             self.plane.sessions.close(launcher);
@@ -712,11 +715,11 @@ impl Kept<State> {
             tracing::info!(servers, workers, "going on with a cluster that runs");
             return Ok(self.state);
         }
-        let folder = node.state.as_deref().unwrap_or(Path::new("")).display();
+        let place = node.state.as_deref().unwrap_or(Path::new("")).display();
         Err(Error::Config(format!(
-            "{folder} has the state of job {:x} with {} servers and {} workers, not of job {:x} \
-             with {servers} and {workers}: take another folder, or remove this one if that \
-             cluster is over",
+            "{place} has the state of job {:x} with {} servers and {} workers, not of job {:x} with \
+             {servers} and {workers}: take another place, or remove the state if that cluster is \
+             over",
             self.job, self.servers, self.workers, node.job
         )))
     }

@@ -183,6 +183,12 @@ impl Sessions {
         held.lane
     }
 
+    /// Goes on with the sessions of a scheduler that is no more, which is saved at once: an earlier
+    /// one that still runs finds out by that.
+    pub(super) fn come_back(&mut self) {
+        self.has_news = true;
+    }
+
     /// Whether anything has happened since this was asked last that a scheduler which comes back
     /// must know.
     pub(super) fn take_news(&mut self) -> bool {

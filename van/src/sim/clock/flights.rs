@@ -66,12 +66,20 @@ impl Core {
         self.cuts.push(Cut { between: [one.to_owned(), other.to_owned()], until });
     }
 
-    /// Opens a port for the running participant.
-    pub(in crate::sim) fn open_port(&mut self) -> u32 {
+    /// Opens a port for the running participant. One that takes over the address of another port is
+    /// reached in its stead by whoever connects from now on; what is under way to that one is not
+    /// for it.
+    pub(in crate::sim) fn open_port(&mut self, takes_over: Option<u32>) -> u32 {
         let number = u32::try_from(self.ports.len()).expect("fewer transports than 2^32");
         let owner = self.running();
         self.ports.push(Port { owner, state: PortState::Open, inbox: VecDeque::new() });
+        self.heirs.extend(takes_over.map(|port| (port, number)));
         number
+    }
+
+    /// The port that is reached at the address of this one.
+    pub(in crate::sim) fn reached_at(&self, port: u32) -> u32 {
+        self.heirs.get(&port).copied().unwrap_or(port)
     }
 
     /// Closes a port and bounces packets to it, including those not taken yet. True if its node has

@@ -1,0 +1,196 @@
+//! States in a folder. Two files are written in turn, so that one of them is whole whenever power
+//! is lost. Each has a line with its number, its length and its checksum before the state. The whole one
+//! with the higher number counts; of what follows from a state that is not whole, nothing was sent.
+
+use std::fs::{self, File, TryLockError};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::Kept;
+use crate::checkpoint::sync_folder;
+
+/// Version of the files.
+const FORMAT: u32 = 1;
+
+/// The files that are written in turn.
+const FILES: [&str; 2] = ["state-0", "state-1"];
+
+/// The file that the one scheduler of a folder locks.
+const LOCK: &str = "lock";
+
+/// The first line of a file.
+#[derive(Serialize, Deserialize)]
+struct Head {
+    format: u32,
+    number: u64,
+    bytes: usize,
+    crc32c: u32,
+}
+
+/// A folder with the state of one scheduler.
+pub(super) struct Folder {
+    folder: PathBuf,
+    /// Number of the last state.
+    number: u64,
+    /// Held while this lives.
+    _lock: File,
+}
+
+impl Folder {
+    /// Takes a folder, which is made if there is none.
+    ///
+    /// # Errors
+    /// If another scheduler has it, or the system refuses it.
+    pub(super) fn open(folder: &Path) -> Kept<Folder> {
+        let opened = fs::create_dir_all(folder).and_then(|()| {
+            File::options().write(true).create(true).truncate(false).open(folder.join(LOCK))
+        });
+        let lock = opened.map_err(|error| error.to_string())?;
+        match lock.try_lock() {
+            Ok(()) => Ok(Folder { folder: folder.to_owned(), number: 0, _lock: lock }),
+            Err(TryLockError::WouldBlock) => {
+                Err("another scheduler that runs has its state there; take another folder".into())
+            }
+            Err(TryLockError::Error(error)) => Err(error.to_string()),
+        }
+    }
+
+    /// The last state that was kept, if there is one.
+    ///
+    /// # Errors
+    /// For files that are there, of which none is whole, or that another version has written.
+    pub(super) fn load(&mut self) -> Kept<Option<Vec<u8>>> {
+        let mut found: Option<(u64, Vec<u8>)> = None;
+        let mut damaged = 0;
+        for name in FILES {
+            let bytes = match fs::read(self.folder.join(name)) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                read => read.map_err(|error| error.to_string())?,
+            };
+            match whole(&bytes) {
+                Some((Head { format: FORMAT, number, .. }, state)) => {
+                    if found.as_ref().is_none_or(|(last, _)| *last < number) {
+                        found = Some((number, state.to_vec()));
+                    }
+                }
+                Some((Head { format, .. }, _)) => {
+                    return Err(format!("{name} has format {format}, this build knows {FORMAT}"));
+                }
+                None => damaged += 1,
+            }
+        }
+        match found {
+            Some((number, state)) => {
+                self.number = number;
+                Ok(Some(state))
+            }
+            // The first state of all may have been cut off: nobody has heard of it.
+            None if damaged < FILES.len() => Ok(None),
+            None => Err(format!("{} are damaged", FILES.join(" and "))),
+        }
+    }
+
+    /// Keeps a state, durably.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(super) fn save(&mut self, state: &[u8]) -> Kept<()> {
+        let number = self.number + 1;
+        let crc32c = crc_fast::crc32_iscsi(state);
+        let head = Head { format: FORMAT, number, bytes: state.len(), crc32c };
+        let mut text = serde_json::to_vec(&head).map_err(|error| error.to_string())?;
+        text.push(b'\n');
+        text.extend(state);
+        let path = self.folder.join(FILES[usize::from(number.is_multiple_of(2))]);
+        let is_new = !path.exists();
+        let written = File::create(&path).and_then(|mut file| {
+            file.write_all(&text)?;
+            file.sync_data()?;
+            if is_new { sync_folder(&self.folder) } else { Ok(()) }
+        });
+        written.map_err(|error| error.to_string())?;
+        self.number = number;
+        Ok(())
+    }
+
+    /// Removes the state.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(super) fn clear(&mut self) -> Kept<()> {
+        for name in FILES {
+            match fs::remove_file(self.folder.join(name)) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                removed => removed.map_err(|error| error.to_string())?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The head and the state of a file, if it is whole.
+fn whole(bytes: &[u8]) -> Option<(Head, &[u8])> {
+    let end = bytes.iter().position(|byte| *byte == b'\n')?;
+    let head: Head = serde_json::from_slice(&bytes[..end]).ok()?;
+    let state = &bytes[end + 1..];
+    let is_whole = state.len() == head.bytes && crc_fast::crc32_iscsi(state) == head.crc32c;
+    is_whole.then_some((head, state))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+    use super::*;
+
+    fn load(folder: &tempfile::TempDir) -> Kept<Option<Vec<u8>>> {
+        Folder::open(folder.path()).unwrap().load()
+    }
+
+    #[test]
+    fn the_last_whole_state_counts() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(load(&folder), Ok(None));
+        for last in 1..=5 {
+            let mut keeper = Folder::open(folder.path()).unwrap();
+            keeper.load().unwrap();
+            keeper.save(&[last; 100]).unwrap();
+            drop(keeper);
+            assert_eq!(load(&folder), Ok(Some(vec![last; 100])));
+        }
+        // Whatever becomes of the write of the fifth, the fourth is there.
+        let path = folder.path().join(FILES[0]);
+        let whole = fs::read(&path).unwrap();
+        for length in 0..whole.len() {
+            fs::write(&path, &whole[..length]).unwrap();
+            assert_eq!(load(&folder), Ok(Some(vec![4; 100])), "{length} bytes");
+        }
+        let begins = whole.iter().position(|byte| *byte == b'\n').unwrap();
+        for at in begins..whole.len() {
+            let mut damaged = whole.clone();
+            damaged[at] ^= 4;
+            fs::write(&path, &damaged).unwrap();
+            assert_eq!(load(&folder), Ok(Some(vec![4; 100])), "byte {at}");
+        }
+        let other = String::from_utf8(whole).unwrap().replace("\"format\":1", "\"format\":9");
+        fs::write(&path, other).unwrap();
+        let why = load(&folder).unwrap_err();
+        assert!(why.contains("has format 9, this build knows 1"), "{why}");
+        FILES.iter().for_each(|name| fs::write(folder.path().join(name), "").unwrap());
+        assert_eq!(load(&folder), Err("state-0 and state-1 are damaged".to_owned()));
+        Folder::open(folder.path()).unwrap().clear().unwrap();
+        assert_eq!(load(&folder), Ok(None));
+    }
+
+    #[test]
+    fn a_folder_has_one_scheduler() {
+        let folder = tempfile::tempdir().unwrap();
+        let first = Folder::open(folder.path()).unwrap();
+        let why = Folder::open(folder.path()).err().unwrap();
+        assert!(why.contains("another scheduler") && why.contains("folder"), "{why}");
+        drop(first);
+        Folder::open(folder.path()).unwrap();
+        assert!(Folder::open(&folder.path().join(LOCK).join("below")).is_err());
+    }
+}
