@@ -223,6 +223,36 @@ fn a_run_in_steps_with_replicas_outlives_servers() {
     assert!(model.exists());
 }
 
+/// Stages with copies go on without a server that is killed, to the bit.
+#[test]
+fn stages_with_replicas_outlive_a_server() {
+    let folder = folder("stages-replicas");
+    let data = folder.join("points");
+    let point = |at: u32| format!("+1 0:{} 1:{} 2:{}\n", at * 7 % 31, at * 5 % 43, at * 3 % 17);
+    std::fs::write(&data, (0..1000).map(point).collect::<String>()).unwrap();
+    let stages = vec!["1:50:40,2:200:40"; 30].join(",");
+    let train = format!(
+        "train kmeans --data {} --clusters 9 --stages {stages} --workers 2 --servers 3 --json",
+        data.display()
+    );
+    let [whole, model] = ["whole", "model"].map(|name| folder.join(name));
+    let output = run(&format!("{train} --model {}", whole.display()));
+    assert!(output.status.success(), "{output:?}");
+    let mut going = start(&format!("{train} --replicas 1 --model {}", model.display()));
+    let mut stdout = BufReader::new(going.stdout.take().unwrap());
+    (0..5).for_each(|_| drop(row(&mut stdout, "stage")));
+    let [killed, ..] = children_as("server", going.id())[..] else { panic!("no server") };
+    signal("KILL", killed);
+    let last = row(&mut stdout, "clustered");
+    let status = ended(&mut going, PATIENCE);
+    let mut said = String::new();
+    going.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert!(status.success(), "{said}");
+    assert_eq!(last["stages"], 60);
+    let [whole, model] = [whole, model].map(|path| std::fs::read(path).unwrap());
+    assert!(whole == model, "another model");
+}
+
 /// Where the model has no copies, nothing is started.
 #[test]
 fn a_run_that_can_have_no_replicas_is_refused_before_it_starts() {

@@ -7,23 +7,31 @@ use std::path::Path;
 use anyhow::Result;
 use caravan_learn::kmeans::{Batches, Centres, Points, Problem, Progress, train};
 use caravan_learn::replace_file::replace;
+use caravan_learn::trainer::check_room;
 use serde::Serialize;
 
+use super::spare;
 use super::steps::Run;
+use crate::cli::ending::Usage;
 use crate::cli::{Common, Kmeans};
 use crate::cluster;
 use crate::report::Row;
 
 /// Runs `caravan train kmeans`.
 pub(super) fn run(common: &Common, args: &Kmeans) -> Result<()> {
-    let mut run = Run::begin(common, &cluster::config(common)?, args.model.as_deref())?;
+    let mut config = cluster::config(common)?;
+    if common.job.is_none() {
+        check_room(args.replicas, config.servers).map_err(Usage)?;
+    }
+    spare(&mut config, args.replicas);
+    let mut run = Run::begin(common, &config, args.model.as_deref())?;
     let workers = run.cluster.config().workers;
     let stages = match args.stages.is_empty() {
         true => vec![Batches { workers, batch: 1000, iterations: 100 }],
         false => args.stages.clone(),
     };
     let mut problem = Problem::new(args.data.clone(), args.clusters as usize, stages);
-    problem.seed = args.seed;
+    (problem.seed, problem.replicas) = (args.seed, args.replicas);
     problem.stop = run.stop.clone();
     if common.smoke {
         problem.stages.iter_mut().for_each(|stage| stage.iterations = 1);

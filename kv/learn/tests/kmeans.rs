@@ -8,12 +8,15 @@ mod support;
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use caravan_kv::node::{run_server, run_worker};
 use caravan_kv::{Apps, Cluster, ClusterConfig, Handles, Launch, NodeConfig};
 use caravan_learn::kmeans::{self, Batches, Points, Problem, Progress, Trained};
-use caravan_van::sim::{Faults, Hosts, Network};
+use caravan_van::sim::{Faults, Hosts, Network, for_each_seed};
 
 fn batches(workers: usize, batch: usize, iterations: u64) -> Batches {
     Batches { workers, batch, iterations }
@@ -126,11 +129,13 @@ fn what_fails_is_named_and_the_cluster_goes_on() {
     let missing = Problem { files: vec!["/nowhere/images".into()], ..good.clone() };
     let crowded = Problem { stages: vec![batches(1, 50, 4), batches(3, 50, 4)], ..good.clone() };
     let many = Problem { clusters: 201, ..good.clone() };
+    let copied = Problem { replicas: 2, ..good.clone() };
     let none = Problem { stages: Vec::new(), ..good.clone() };
     for (problem, why) in [
         (missing, "/nowhere/images"),
         (crowded, "stage 1 wants 3 workers, and there are 2"),
         (many, "200 points are too few for 201"),
+        (copied, "no room for 2 replicas on 2 servers: take 3 servers, or at most 1"),
         (none, "at least 1 stage"),
     ] {
         let error = kmeans::train(&mut cluster, &problem, |_| {}).unwrap_err().to_string();
@@ -199,5 +204,57 @@ fn growing_stages_take_fewer_worker_seconds_than_one_of_all_workers() {
         "{staged:.3} and {single:.3} worker-seconds for {reached:.0} and {found:.0}, {iterations}"
     );
     assert!(staged <= 0.6 * single, "{staged} of {single}");
+    std::fs::remove_file(file).unwrap();
+}
+
+/// A run with copies, of whose servers one dies after this time, if any; how long it took, and
+/// whether the server died before its end.
+fn outlive(seed: u64, problem: &Problem, dies: Option<Duration>) -> (Duration, bool) {
+    let network = Network::new(seed, Faults::jittery());
+    let (began, is_dead) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+    let dying = dies.map(|after| {
+        let (began, is_dead) = (began.clone(), is_dead.clone());
+        network.spawn("fate", move |network| {
+            while !began.load(Ordering::Relaxed) {
+                network.sleep(Duration::from_micros(20));
+            }
+            network.sleep(after);
+            network.crash(&format!("server {}", seed % 3));
+            is_dead.store(true, Ordering::Relaxed);
+        })
+    });
+    let problem = problem.clone();
+    let driver = network.spawn("scheduler", move |_| {
+        let mut config = ClusterConfig { workers: 3, servers: 3, ..ClusterConfig::default() };
+        config.node.server_losses_max = 1;
+        let launch = Launch::Simulated(Handles::default(), kmeans::apps(Apps::default()));
+        let mut cluster = Cluster::launch(&config, launch).unwrap();
+        began.store(true, Ordering::Relaxed);
+        let start = cluster.now();
+        train(&mut cluster, &problem);
+        let ended = (cluster.now() - start, is_dead.load(Ordering::Relaxed));
+        cluster.shutdown().unwrap();
+        ended
+    });
+    let ended = driver.join().unwrap_or_else(|stopped| panic!("seed {seed}: {stopped}"));
+    dying.into_iter().for_each(|dying| drop(dying.join()));
+    ended
+}
+
+/// Goes on to the bit without a server that dies at any time of its stages.
+#[test]
+fn stages_with_copies_outlive_a_server() {
+    let file = heaps(310);
+    let stages = vec![batches(1, 50, 8), batches(3, 100, 8), batches(2, 120, 6)];
+    let mut problem = Problem::new(vec![file.clone()], 5, stages);
+    problem.replicas = 1;
+    let (whole, _) = outlive(1, &problem, None);
+    let mut deaths = 0;
+    for_each_seed(12, |seed| {
+        let dies = whole * (1 + seed as u32 * 41 % 97) / 100;
+        deaths += u32::from(outlive(seed, &problem, Some(dies)).1);
+    });
+    println!("{deaths} deaths in 12 runs of {whole:?}");
+    assert!(deaths > 8);
     std::fs::remove_file(file).unwrap();
 }

@@ -37,6 +37,9 @@ pub struct Problem {
     pub seed: u64,
     /// One after another.
     pub stages: Vec<Batches>,
+    /// Copies of each server's part of the tables, on other servers: the run goes on without as many
+    /// servers as its cluster may lose.
+    pub replicas: u32,
     /// Set from any thread to end the run after the current stage.
     pub stop: Arc<AtomicBool>,
 }
@@ -56,9 +59,9 @@ pub struct Batches {
 const VALUES_MAX: usize = 1 << 27;
 
 impl Problem {
-    /// A problem with a seed of 1.
+    /// A problem with a seed of 1, and no copies.
     pub fn new(files: Vec<PathBuf>, clusters: usize, stages: Vec<Batches>) -> Self {
-        Problem { files, clusters, seed: 1, stages, stop: Arc::default() }
+        Problem { files, clusters, seed: 1, stages, replicas: 0, stop: Arc::default() }
     }
 
     /// Refuses invalid settings, with the reason.

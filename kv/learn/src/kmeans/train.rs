@@ -1,7 +1,7 @@
 //! The driver's side: a task of stages.
 
 use caravan_kv::error::with_sources;
-use caravan_kv::{Cluster, Target};
+use caravan_kv::{Cluster, ClusterConfig, Target};
 use serde::Serialize;
 use std::sync::atomic::Ordering;
 
@@ -10,6 +10,7 @@ use super::worker::{APP, Left, Order, PUBLISH, Report, centres_spec};
 use super::{Batches, Problem};
 use crate::task::schedule::Greedy;
 use crate::task::{Ended, Engine, Stage, Task, Trigger, Wants};
+use crate::trainer::check_room;
 use crate::{Error, Result};
 
 /// The part of a job that trains.
@@ -62,7 +63,9 @@ pub fn train(
     problem: &Problem,
     progress: impl FnMut(&Progress),
 ) -> Result<Trained> {
-    let checked = problem.check().and_then(|()| fits(problem, cluster.config().workers));
+    let ClusterConfig { workers, servers, .. } = *cluster.config();
+    let checked = problem.check().and_then(|()| fits(problem, workers));
+    let checked = checked.and_then(|()| check_room(problem.replicas, servers));
     checked.map_err(|reason| Error::Train { reason })?;
     cluster.begin(PART).map_err(failed)?;
     let mut last = None;
@@ -85,7 +88,8 @@ pub fn train(
     let Some(Finished { progress: last, dimensions, worker }) = last else {
         return Err(Error::Train { reason: "no stage has ended".to_owned() });
     };
-    let left = Left { stage: last.stage, clusters: problem.clusters, dimensions };
+    let Problem { clusters, replicas, .. } = *problem;
+    let left = Left { stage: last.stage, clusters, dimensions, replicas };
     let centres = centres(cluster, worker, &left).map_err(failed)?;
     cluster.end().map_err(failed)?;
     let Progress { stage, objective, seconds, worker_seconds, .. } = last;
@@ -114,7 +118,7 @@ fn centres(cluster: &mut Cluster, worker: usize, left: &Left) -> caravan_kv::Res
     cluster.wait(published)?;
     let Left { clusters, dimensions, .. } = *left;
     let mut client = cluster.client()?;
-    let table = client.create_table(&centres_spec(clusters, dimensions))?;
+    let table = client.create_table(&centres_spec(left))?;
     let keys: Vec<u64> = (0..clusters as u64).collect();
     let pulled = client.pull(table, &keys)?;
     Ok(Centres::new(dimensions, client.wait(pulled)?.values::<f64>().to_vec()))
@@ -178,14 +182,14 @@ impl<P: FnMut(&Progress)> Stages<'_, P> {
 impl<P: FnMut(&Progress)> Task for Stages<'_, P> {
     fn next(&mut self, last: Option<&Ended>) -> Option<Stage> {
         last.map_or(Some(()), |last| self.ended(last))?;
-        let Problem { files, clusters, seed, stages, stop } = self.problem;
+        let Problem { files, clusters, seed, stages, replicas, stop } = self.problem;
         if last.is_some() && stop.load(Ordering::Relaxed) {
             return None;
         }
         let batches = *stages.get(self.begun)?;
-        let (clusters, seed, first) = (*clusters, *seed, self.first);
-        let from = self.from.clone();
-        let order = Order { files: files.clone(), clusters, seed, batches, first, from };
+        let (clusters, seed, replicas, first) = (*clusters, *seed, *replicas, self.first);
+        let (files, from) = (files.clone(), self.from.clone());
+        let order = Order { files, clusters, seed, batches, replicas, first, from };
         self.begun += 1;
         self.first += batches.iterations * batches.batch as u64;
         let body = serde_json::to_value(order).ok()?;

@@ -45,6 +45,7 @@ pub(super) struct Order {
     pub(super) clusters: usize,
     pub(super) seed: u64,
     pub(super) batches: Batches,
+    pub(super) replicas: u32,
     /// Points that the stages before have taken.
     pub(super) first: u64,
     /// The workers of the stage before, which have its centres.
@@ -67,21 +68,23 @@ pub(super) struct Left {
     pub(super) stage: usize,
     pub(super) clusters: usize,
     pub(super) dimensions: usize,
+    pub(super) replicas: u32,
 }
 
 /// The table of centres: one row each.
-pub(super) fn centres_spec(clusters: usize, dimensions: usize) -> TableSpec {
-    let keys = KeyRange::new(0, clusters as u64).unwrap_or(KeyRange::ALL);
-    let spec = TableSpec::new(CENTRES, "centres", ValueType::F64, dimensions as u32);
-    spec.keys(keys).dense().handle("assign")
+pub(super) fn centres_spec(left: &Left) -> TableSpec {
+    let keys = KeyRange::new(0, left.clusters as u64).unwrap_or(KeyRange::ALL);
+    let spec = TableSpec::new(CENTRES, "centres", ValueType::F64, left.dimensions as u32);
+    spec.keys(keys).dense().handle("assign").replicas(left.replicas)
 }
 
 /// The table of a stage.
-fn sums_spec(clusters: usize, dimensions: usize, stage: usize, workers: usize) -> TableSpec {
-    let keys = KeyRange::new(0, clusters as u64).unwrap_or(KeyRange::ALL);
+fn sums_spec(order: &Order, dimensions: usize, stage: usize) -> TableSpec {
+    let keys = KeyRange::new(0, order.clusters as u64).unwrap_or(KeyRange::ALL);
     let id = CENTRES + 1 + stage as u32;
     let spec = TableSpec::new(id, &format!("sums {stage}"), ValueType::F64, dimensions as u32 + 1);
-    spec.keys(keys).dense().consistency(Model::Bsp, workers as u32)
+    let spec = spec.keys(keys).dense().consistency(Model::Bsp, order.batches.workers as u32);
+    spec.replicas(order.replicas)
 }
 
 /// The name of a stage's centres.
@@ -100,13 +103,13 @@ impl App for Publishes {
         node: &mut WorkerNode,
         input: serde_json::Value,
     ) -> Result<serde_json::Value, String> {
-        let left = serde_json::from_value(input).map_err(|error| error.to_string())?;
-        let Left { stage, clusters, dimensions } = left;
+        let left: Left = serde_json::from_value(input).map_err(|error| error.to_string())?;
+        let Left { stage, clusters, dimensions, .. } = left;
         let from = node.rank;
         let centres = centres_of(dimensions, &self.models.read(node, &model(stage), &[from])?);
         let keys: Vec<u64> = (0..clusters as u64).collect();
         let worker = &mut node.worker;
-        let pushed = worker.create_table(&centres_spec(clusters, dimensions)).and_then(|table| {
+        let pushed = worker.create_table(&centres_spec(&left)).and_then(|table| {
             let pushed = worker.push(table, &keys, centres.values())?;
             worker.wait(pushed)
         });
@@ -219,7 +222,7 @@ impl Stage<'_> {
         let points = &*self.loaded.points;
         let dimensions = points.dimensions();
         let keys: Vec<u64> = (0..clusters as u64).collect();
-        let spec = sums_spec(clusters, dimensions, self.stage, workers);
+        let spec = sums_spec(self.order, dimensions, self.stage);
         let table = self.node.worker.create_table(&spec)?;
         self.node.worker.join(table)?;
         let mut pushed = None;

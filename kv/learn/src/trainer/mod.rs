@@ -304,18 +304,32 @@ impl<S> Job<S> {
             _ if replicas == 0 => return Ok(()),
             _ if hint != Hint::Ps => format!(
                 "with the hint {hint} the model is in one worker, and replicas are of servers: \
-                 take the hint ps"
+                 take the hint ps (--replicas)"
             ),
-            (_, Err(why)) => why,
-            (Some(servers), Ok(())) if replicas as usize >= servers => format!(
-                "there is no room for {replicas} replicas on {servers} servers: take {} servers, \
-                 or at most {} replicas",
-                u64::from(replicas) + 1,
-                servers.saturating_sub(1)
-            ),
-            _ => return Ok(()),
+            (_, Err(why)) => format!("{why} (--replicas)"),
+            (Some(servers), Ok(())) => match check_room(replicas, servers) {
+                Ok(()) => return Ok(()),
+                Err(why) => why,
+            },
+            (None, Ok(())) => return Ok(()),
         };
-        Err(caravan_kv::Error::Config(format!("{why} (--replicas)")))
+        Err(caravan_kv::Error::Config(why))
+    }
+}
+
+/// Refuses more copies than there are other servers.
+///
+/// # Errors
+/// The numbers, and the remedy.
+pub fn check_room(replicas: u32, servers: usize) -> Result<(), String> {
+    let most = servers.saturating_sub(1);
+    match replicas as usize <= most {
+        true => Ok(()),
+        false => Err(format!(
+            "there is no room for {replicas} replicas on {servers} servers: take {} servers, or at \
+             most {most} replicas (--replicas)",
+            u64::from(replicas) + 1
+        )),
     }
 }
 
