@@ -1,5 +1,6 @@
 //! Goal: each pair of nodes takes the first van that works for both, in a cluster where not all
-//! take the same, and what is trained does not depend on that.
+//! take the same, and what is trained does not depend on that, nor on a cable that is cut for a
+//! while.
 //! Method: two hosts, which are network namespaces, with a server and a worker each; this program
 //! starts itself in them. A driver there compares what two workers train with a run over sockets.
 #![allow(clippy::unwrap_used, reason = "tests")]
@@ -9,6 +10,7 @@ mod processes;
 mod support;
 
 use std::process::{Child, Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
 
 use caravan_kv::node::Scheduler;
 use caravan_kv::{App, Apps, ClusterConfig, Handles, TableSpec, Target, ValueType, WorkerNode};
@@ -27,13 +29,15 @@ const STEPS: u64 = 10;
 struct Train;
 
 impl App for Train {
-    fn run(&mut self, node: &mut WorkerNode, _: Value) -> Result<Value, String> {
-        self.train(node).map_err(|error| error.to_string())
+    fn run(&mut self, node: &mut WorkerNode, pause_ms: Value) -> Result<Value, String> {
+        let pause = Duration::from_millis(pause_ms.as_u64().unwrap());
+        self.train(node, pause).map_err(|error| error.to_string())
     }
 }
 
 impl Train {
-    fn train(&mut self, node: &mut WorkerNode) -> caravan_kv::Result<Value> {
+    /// Pauses before each step.
+    fn train(&mut self, node: &mut WorkerNode, pause: Duration) -> caravan_kv::Result<Value> {
         let (rank, workers) = (node.rank as u64, node.workers as u64);
         let before = node.worker.vans();
         if rank == 0 {
@@ -44,7 +48,10 @@ impl Train {
         let spec = TableSpec::new(1, "gradients", ValueType::F32, WIDTH as u32);
         let table = node.worker.create_table(&spec.keys(keys).handle("assign"))?;
         let mut weights = vec![0.1f32; WIDTH];
+        let mut longest = Duration::ZERO;
         for step in 0..STEPS {
+            std::thread::sleep(pause);
+            let began = Instant::now();
             let slope = |(at, weight): (usize, &f32)| {
                 let target = ((at as u64 * 31 + rank * 7 + step) % 97) as f32 / 97.0;
                 0.3 * (weight - target)
@@ -65,11 +72,13 @@ impl Train {
                 }
             }
             node.barrier(&format!("pulled {step}"))?;
+            longest = longest.max(began.elapsed());
         }
         let bits: Vec<u32> = weights.iter().map(|weight| weight.to_bits()).collect();
         let (vans, van) = (node.worker.vans(), node.worker.van());
         let lanes = json!({ "before": before, "opened": opened });
-        Ok(json!({ "vans": vans, "van": van, "lanes": lanes, "bits": bits }))
+        let seconds = longest.as_secs_f64();
+        Ok(json!({ "vans": vans, "van": van, "lanes": lanes, "bits": bits, "longest": seconds }))
     }
 }
 
@@ -123,10 +132,23 @@ impl Drop for Hosts {
 /// What each of two workers has trained, with a server and a worker on each host; `alter` changes
 /// the second worker's command.
 fn train(hosts: &Hosts, van: &str, alter: fn(Command) -> Command) -> Vec<Value> {
+    train_while(hosts, van, alter, Duration::ZERO, || ())
+}
+
+/// As [`train`], with a pause before each step, and what is done meanwhile.
+fn train_while(
+    hosts: &Hosts,
+    van: &str,
+    alter: fn(Command) -> Command,
+    pause: Duration,
+    meanwhile: impl FnOnce(),
+) -> Vec<Value> {
     let mut config = ClusterConfig { servers: 2, workers: 2, ..ClusterConfig::default() };
     config.node.pin = false;
     config.node.job = std::process::id().into();
     config.node.scheduler = "192.0.2.1:7000".to_owned();
+    // The hosts may be apart for some time.
+    config.node.heartbeat = Duration::from_secs(20);
     let secret = Secret::random().to_hex();
     let of_cluster = |mut command: Command| -> Command {
         // Each has an address of its own.
@@ -146,7 +168,11 @@ fn train(hosts: &Hosts, van: &str, alter: fn(Command) -> Command) -> Vec<Value> 
         nodes.push(if host == 1 { alter(worker) } else { worker }.spawn().unwrap());
     }
     let mut driver = of_cluster(hosts.command(0, "driver"));
-    let output = driver.stderr(Stdio::inherit()).output().unwrap();
+    driver.env("CARAVAN_TEST_PAUSE_MS", pause.as_millis().to_string());
+    driver.stdout(Stdio::piped()).stderr(Stdio::inherit());
+    let driver = driver.spawn().unwrap();
+    meanwhile();
+    let output = driver.wait_with_output().unwrap();
     let pids: Vec<u32> = nodes.iter().map(Child::id).collect();
     let ended: Vec<_> = nodes.iter_mut().map(|node| node.wait().unwrap()).collect();
     ends_within(SOON, &pids);
@@ -159,7 +185,8 @@ fn drive() {
     let config = ClusterConfig::from_env().unwrap();
     let mut scheduler = Scheduler::bind(&config).unwrap();
     scheduler.gather(|| Ok(())).unwrap();
-    let task = scheduler.submit(Target::Workers, "train", &Value::Null).unwrap();
+    let pause = std::env::var("CARAVAN_TEST_PAUSE_MS").unwrap().parse::<u64>().unwrap();
+    let task = scheduler.submit(Target::Workers, "train", &json!(pause)).unwrap();
     let trained = scheduler.wait(task).unwrap();
     scheduler.end(None).unwrap();
     println!("{}", Value::Array(trained));
@@ -192,6 +219,34 @@ fn each_pair_takes_its_own_van_and_the_same_is_trained() {
     assert_eq!(mixed[0]["bits"], mixed[1]["bits"]);
 }
 
+/// Goal: hosts that are apart for a while go on as if nothing had been, and nobody is lost. Method:
+/// the cable is cut for 3 seconds, or as many as `CARAVAN_TEST_CUT_S` says, in the middle of the
+/// steps. TCP looks again after pauses that double, so they go on after up to twice the time.
+fn a_cut_cable_heals_without_loss() {
+    let Some(hosts) = Hosts::start() else { return };
+    let whole = train(&hosts, "tcp", |command| command);
+    let seconds = std::env::var("CARAVAN_TEST_CUT_S").map_or(3, |text| text.parse().unwrap());
+    let cut = Duration::from_secs(seconds);
+    let set = |state: &str| {
+        let link = ["-n", &hosts.0[1], "link", "set", "eth0", state];
+        assert!(Command::new("ip").args(link).status().unwrap().success());
+    };
+    let meanwhile = || {
+        std::thread::sleep(Duration::from_secs(2));
+        set("down");
+        std::thread::sleep(cut);
+        set("up");
+    };
+    let pause = Duration::from_millis(500);
+    let healed = train_while(&hosts, "tcp", |command| command, pause, meanwhile);
+    for (healed, whole) in healed.iter().zip(&whole) {
+        assert!(healed["bits"] == whole["bits"], "the same to the bit");
+        let longest = healed["longest"].as_f64().unwrap();
+        println!("cut for {seconds} s: the longest step took {longest:.1} s");
+        assert!(longest > cut.as_secs_f64() * 0.8, "the cut came in no step: {longest}");
+    }
+}
+
 /// Goal: a node without the right to share memory with others of its host goes on by sockets.
 /// Method: a worker in a user namespace of its own, whose user is another one to the rest.
 fn who_may_not_share_memory_takes_sockets() {
@@ -221,6 +276,7 @@ fn main() -> ExitCode {
     let tests: &[(&str, fn())] = processes::tests![
         each_pair_takes_its_own_van_and_the_same_is_trained,
         who_may_not_share_memory_takes_sockets,
+        a_cut_cable_heals_without_loss,
     ];
     processes::main(tests, &Handles::default(), &apps(), drive)
 }
