@@ -74,8 +74,10 @@ pub(crate) fn run(common: &Common, command: &CheckpointCommand) -> Result<()> {
         }
         CheckpointCommand::Export(args) => export(args),
         CheckpointCommand::Restore(args) => {
-            let (checkpoints, number) = find(args)?;
-            let restore = |client: &mut Worker| Ok(checkpoints.restore(client, number)?);
+            let (checkpoints, number) = find(&args.stored)?;
+            let restore = |client: &mut Worker| {
+                Ok(checkpoints.restore_with(client, number, args.replicas)?)
+            };
             report(common, [(number, with_client(common, restore)?)])
         }
     }

@@ -18,7 +18,7 @@ pub(crate) enum CheckpointCommand {
     /// Writes a table of a checkpoint as text: a line for each key, with its values
     Export(ExportCheckpoint),
     /// Creates the tables of a checkpoint in a running cluster with any number of servers
-    Restore(StoredCheckpoint),
+    Restore(RestoreCheckpoint),
     /// Deletes all but the newest checkpoints and those that they are based on; lists what is left
     Prune(PruneCheckpoints),
 }
@@ -29,6 +29,16 @@ pub(crate) struct CheckpointFolder {
     /// Folder of the checkpoints, or s3://BUCKET/FOLDER in a build with --features stores
     #[arg(value_name = "DIR")]
     pub(crate) dir: PathBuf,
+}
+
+/// A checkpoint that is to be restored.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct RestoreCheckpoint {
+    #[command(flatten)]
+    pub(crate) stored: StoredCheckpoint,
+    /// Copies of each shard, on other servers, instead of as many as the tables had
+    #[arg(long, value_name = "K")]
+    pub(crate) replicas: Option<u32>,
 }
 
 /// Tables of a running cluster.

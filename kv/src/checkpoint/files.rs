@@ -318,6 +318,20 @@ impl<D: Disk> Checkpoints<D> {
     /// As [`Checkpoints::verify`]; [`Error::Checkpoint`] if one of the tables exists; as
     /// [`Worker::wait`].
     pub fn restore(&self, worker: &mut Worker, number: u64) -> Result<Manifest> {
+        self.restore_with(worker, number, None)
+    }
+
+    /// As [`Checkpoints::restore`], with this number of copies of each shard, instead of those that
+    /// the tables had.
+    ///
+    /// # Errors
+    /// Likewise; if there is no room for so many, or a table can have none.
+    pub fn restore_with(
+        &self,
+        worker: &mut Worker,
+        number: u64,
+        replicas: Option<u32>,
+    ) -> Result<Manifest> {
         let chain = self.verified(number)?;
         let there = worker.list_tables("")?;
         for SavedTable { spec, .. } in &chain.newest().tables {
@@ -328,7 +342,8 @@ impl<D: Disk> Checkpoints<D> {
             }
         }
         for SavedTable { spec, .. } in &chain.newest().tables {
-            let table = worker.create_table(spec)?;
+            let copies = replicas.unwrap_or(spec.replicas);
+            let table = worker.create_table(&spec.clone().replicas(copies))?;
             let mut piece = Piece::default();
             self.read_rows(&chain, spec, |row| {
                 piece.rows.push(row);

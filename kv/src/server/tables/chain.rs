@@ -43,6 +43,7 @@ use serde::{Deserialize, Serialize};
 use self::marks::{Applied, Sender, Watermarks};
 use self::models::{Awaiting, tells_clock};
 use self::way::{Head, Lane, Posted, Way};
+use super::cut::put;
 use super::governor::Standing;
 use super::image::Outgoing;
 use super::moving::UNANSWERED_MAX;
@@ -629,6 +630,7 @@ fn apply(
     let &Request { sender, clock, values, .. } = request;
     match op {
         Op::Command => shard.command(sender, values).map(Some),
+        Op::Checkpoint => put(shard, values, memory).map(|()| None),
         _ if tells_clock(op) => {
             let Some(governor) = governor else { return Ok(None) };
             let clock = governor.enter(op, sender, clock, values)?;

@@ -5,15 +5,22 @@
 //! aside as they were. So the shard stands still for nobody, and only changed rows take memory
 //! twice. A shard that is being read does not move.
 //!
+//! Of a shard with copies the first thread of its chain is asked. That it is cut is answered when
+//! all copies have what it has, so no thread that counts as lost is read, nor what a death could
+//! undo; and rows that are put there are inputs, which all copies take.
+//!
 //! Path: codec > thread > **tables** > shard > store > answer.
 
 use std::collections::BTreeMap;
 
-use caravan_van::{Account, Lanes, Message, PeerId};
+use caravan_van::wire::Kind;
+use caravan_van::{Account, Draft, Lanes, Message, PeerId, Pool, Values};
 
 use super::moving::{Moving, With};
-use super::{Entry, Tables, Trouble};
+use super::{Client, Entry, Step, Tables, Trouble};
 use crate::checkpoint::{Piece, Wish};
+use crate::op::Op;
+use crate::server::answer::{answer, post};
 use crate::server::shard::{Extract, Shard};
 
 /// Most bytes that are kept aside at once, for several keys of a push.
@@ -95,6 +102,13 @@ impl Cut {
         Ok(())
     }
 
+    /// Keeps nothing any longer; its reader hears why.
+    fn fail(&mut self, reason: String) {
+        self.failed = Some(reason);
+        self.kept.clear();
+        self.memory.release(self.memory.bytes());
+    }
+
     /// The next piece.
     fn piece(&mut self, shard: &mut dyn Shard, bytes_max: usize) -> Result<Piece, String> {
         if let Some(reason) = self.failed.take() {
@@ -123,31 +137,75 @@ pub(super) fn keep(moving: &mut Option<Box<Moving>>, shard: &mut dyn Shard, keys
     if cut.failed.is_none()
         && let Err(reason) = cut.keep(shard, keys)
     {
-        cut.failed = Some(reason);
-        cut.kept.clear();
-        cut.memory.release(cut.memory.bytes());
+        cut.fail(reason);
     }
 }
 
+/// Has a reading fail, since what changes rows now does not say which.
+#[cold]
+pub(super) fn spoil(moving: &mut Option<Box<Moving>>, what: &str) {
+    if let Some(Moving { with: With::Reader(cut), .. }) = moving.as_deref_mut() {
+        cut.fail(format!("{what} has changed its rows meanwhile (try again)"));
+    }
+}
+
+/// Replaces rows of a shard by those that a client wishes to put there.
+///
+/// # Errors
+/// The reason why they cannot be its rows.
+pub(super) fn put(shard: &mut dyn Shard, wish: &[u8], memory: &Pool) -> Result<(), String> {
+    let (_, body) = Wish::read(wish)?;
+    let Extract { keys, lengths, values } = Piece::decode(body)?.rows;
+    shard.take(&keys, &lengths, &values, memory)
+}
+
 impl Tables {
-    /// Serves a wish of a client that writes or restores a checkpoint; `None` if it has to wait for
-    /// a move of its shard.
+    /// Serves a wish of a client that writes or restores a checkpoint, or has it wait for a move of
+    /// its shard.
     ///
     /// # Errors
     /// The reason why it is refused.
     pub(super) fn serve_checkpoint(
+        &mut self,
+        lanes: &mut Lanes,
+        client: Client,
+        message: &mut Message,
+    ) -> Result<Step, Trouble> {
+        let (wish, body) = Wish::read(message.values())?;
+        let entry = self.find(message.table(), message.range().begin())?;
+        if matches!(wish, Wish::Put) {
+            entry.check_keys(&Piece::decode(body)?.rows.keys)?;
+        }
+        let has_copies = entry.chain.is_some();
+        match wish {
+            // All copies take them.
+            Wish::Put if has_copies => {
+                return self.serve_chained(lanes, client, message, None, Op::Checkpoint);
+            }
+            Wish::Cut if has_copies && self.must_hold(lanes)? => return Ok(Step::Hold),
+            _ => {}
+        }
+        let Some(reply) = self.grant(lanes, client.peer, message)? else { return Ok(Step::Hold) };
+        if matches!(wish, Wish::Cut) && has_copies {
+            self.answer_confirmed(lanes, client, message);
+        } else {
+            let values = Values::Copied(&reply);
+            post(lanes, client.peer, Draft { values, ..answer(Kind::Reply, message) })?;
+        }
+        message.advance();
+        Ok(Step::Release)
+    }
+
+    /// Does what a client wishes; `None` if that has to wait for a move of its shard.
+    fn grant(
         &mut self,
         lanes: &Lanes,
         reader: PeerId,
         message: &Message,
     ) -> Result<Option<Vec<u8>>, Trouble> {
         let piece_bytes = self.moves.piece_bytes;
-        let (wish, body) = Wish::read(message.values())?;
+        let (wish, _) = Wish::read(message.values())?;
         let entry = self.find(message.table(), message.range().begin())?;
-        if entry.chain.is_some() {
-            let name = &entry.spec.name;
-            return Err(format!("table {name} has replicas, so it can have no checkpoint").into());
-        }
         let Entry { moving, shard, range, spec, .. } = entry;
         let with = moving.as_mut().map(|moving| &mut moving.with);
         match (wish, with) {
@@ -172,11 +230,7 @@ impl Tables {
                 let cut = Cut::of(reader, range.begin(), lanes);
                 *moving = Some(Moving::new(With::Reader(cut), false));
             }
-            (Wish::Put, None) => {
-                let Extract { keys, lengths, values } = Piece::decode(body)?.rows;
-                entry.check_keys(&keys)?;
-                entry.shard.take(&keys, &lengths, &values, lanes.memory())?;
-            }
+            (Wish::Put, None) => put(&mut **shard, message.values(), lanes.memory())?,
         }
         Ok(Some(Vec::new()))
     }

@@ -96,14 +96,7 @@ impl Tables {
                 step = Step::Release;
             }
             Some(Op::Command) => return self.serve_command(lanes, client, message),
-            Some(Op::Checkpoint) => match self.serve_checkpoint(lanes, peer, message)? {
-                Some(reply) => {
-                    let values = Values::Copied(&reply);
-                    post(lanes, peer, Draft { values, ..answer(Kind::Reply, message) })?;
-                    step = Step::Release;
-                }
-                None => return Ok(Step::Hold),
-            },
+            Some(Op::Checkpoint) => return self.serve_checkpoint(lanes, client, message),
             Some(Op::Cost) => {
                 let cost = Cost::of_this_thread(&lanes.counters());
                 post_json(lanes, peer, message, &cost)?;

@@ -13,7 +13,7 @@ use crate::op::{DISCLOSES, FINISHES, Op};
 use crate::server::answer::ReplyTo;
 use crate::server::shard::Request;
 use crate::server::tables::governor::{Governor, Turn};
-use crate::server::tables::{Client, Entry, Step, Tables, Trouble};
+use crate::server::tables::{Client, Entry, Step, Tables, Trouble, cut};
 
 /// A request of a worker to a shard with copies.
 #[derive(Clone, Copy)]
@@ -87,6 +87,38 @@ impl Tables {
             message.advance();
         }
         Ok(Step::Done)
+    }
+
+    /// Whether a request to the shard found last, which has copies, has to wait.
+    ///
+    /// # Errors
+    /// If this thread is not the one to serve it.
+    pub(in crate::server::tables) fn must_hold(&self, lanes: &Lanes) -> Result<bool, Trouble> {
+        let Tables { entries, chains, last, index, .. } = self;
+        entries[*last].check_first(chains, *index)?;
+        Ok(entries[*last].chain.as_ref().is_some_and(|chain| chain.holds(chains, lanes, *index)))
+    }
+
+    /// Answers a request to the shard found last without values, when all copies have what it has
+    /// here. A thread that counts as lost answers nothing.
+    pub(in crate::server::tables) fn answer_confirmed(
+        &mut self,
+        lanes: &mut Lanes,
+        client: Client,
+        message: &Message,
+    ) {
+        let Tables { entries, chains, last, index, .. } = self;
+        let Entry { number, range, chain: Some(chain), .. } = &mut entries[*last] else { return };
+        let incarnation = chains.nodes.get(&client.peer).map(|node| node.incarnation);
+        let (Some(incarnation), false) = (incarnation, chains.view.lost.contains(index)) else {
+            return;
+        };
+        let timestamp = message.timestamp();
+        let mark = (Sender { node: client.node, incarnation }, timestamp);
+        let inputs = Inputs::of(None, 0, mark, &Request::of(message, Op::Pull, client.node));
+        let to = ReplyTo { peer: client.peer, table: *number, timestamp };
+        let item = Unconfirmed { number: 0, inputs, reply: Some(Reply { to, answer: Ok(None) }) };
+        chains.pass_on(lanes, chain, *index, (*number, *range), item);
     }
 
     /// Applies what the thread before this one has applied, and passes it on.
@@ -271,12 +303,22 @@ impl Entry {
         (is_input, new): (bool, Option<Op>),
         request: &Request<'_>,
     ) -> Result<(), String> {
-        let Entry { chain: Some(chain), shard, governor, .. } = self else { return Ok(()) };
+        let Entry { chain: Some(chain), shard, governor, moving, .. } = self else {
+            return Ok(());
+        };
         match new {
             None if is_input => chain.applied.check((sender, timestamp))?,
             None => {}
             Some(new) => {
                 chain.applied.charge(sender)?;
+                match new {
+                    Op::Push => cut::keep(moving, &mut **shard, request.keys),
+                    Op::Checkpoint => cut::spoil(moving, "another checkpoint"),
+                    Op::Command if shard.changes_rows(request.values) => {
+                        cut::spoil(moving, "a command");
+                    }
+                    _ => {}
+                }
                 let governor = governor.as_deref_mut();
                 let answer = apply(&mut **shard, governor, new, request, lanes.memory())?;
                 match keeps_order(new) {
@@ -339,7 +381,7 @@ impl Entry {
     /// # Errors
     /// If inputs would have to wait: what comes again is known by the order of inputs.
     fn admit_chained(&self, op: Op, request: &Request<'_>) -> Result<Admission, String> {
-        if tells_clock(op) || op == Op::Fresh {
+        if tells_clock(op) || matches!(op, Op::Fresh | Op::Checkpoint) {
             return Ok(Admission::Now);
         }
         let admission = self.shard.admit(request);

@@ -1,0 +1,214 @@
+//! Goal: a checkpoint of shards with copies holds each as it was between two requests, all that was
+//! acknowledged before it began is in it, and it comes back bit-equal, with as many copies or with
+//! another number; whichever server dies meanwhile.
+//! Method: the real worker and server code on the simulated van, of whose servers one crashes at a
+//! drawn instant of the writing or of the restoring. A failure prints its seed.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+#[path = "support/simulated.rs"]
+mod cluster;
+#[path = "support/drive.rs"]
+mod drive;
+#[path = "support/oracle.rs"]
+mod oracle;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::time::Duration;
+
+use caravan_kv::checkpoint::Checkpoints;
+use caravan_kv::{Handles, Placement, ServerAddress, ServerThread, TableSpec, ValueType, Worker};
+use caravan_van::KeyRange;
+use caravan_van::sim::{Network, for_each_seed};
+use cluster::{Draws, connect, server_endpoint, weather};
+use drive::{Drive, export, stored};
+use oracle::Oracle;
+
+const KEYS: u64 = 200;
+const SERVERS: usize = 4;
+
+/// Shards of a table for each server.
+const SHARDS: u32 = 2;
+
+const ROUNDS: i64 = 12;
+
+/// One to which all keys get the same at once, one whose rows have hidden values and their own
+/// lengths, and one to whose keys is pushed in turn.
+fn tables(replicas: u32) -> [TableSpec; 3] {
+    let keys = KeyRange::new(0, KEYS).unwrap();
+    let sums = TableSpec::new(11, "sums", ValueType::I64, 1);
+    let steps = TableSpec::new(12, "steps", ValueType::F64, 2).handle("momentum");
+    let order = TableSpec::new(13, "order", ValueType::I64, 1);
+    let placed = |spec: TableSpec| spec.keys(keys).placement(Placement::Even(SHARDS));
+    [sums, steps, order].map(|spec| placed(spec).replicas(replicas))
+}
+
+fn start(network: &Network, oracle: &Oracle, count: usize) -> Vec<ServerAddress> {
+    let build = |network: &Network, index: usize| {
+        let endpoint = server_endpoint(network, index as u32);
+        ServerThread::new(endpoint, index, SERVERS, Handles::default()).move_by(300)
+    };
+    oracle.start(network, count, build).0
+}
+
+/// Pushes the same to all keys of a table at once, and to the keys of the last table in turn.
+/// Counts rounds whose pushes are answered.
+fn work(worker: &mut Worker, answered: &AtomicI64) {
+    let [sums, steps, order] = tables(1).map(|spec| worker.create_table(&spec).unwrap());
+    let keys: Vec<u64> = (0..KEYS).collect();
+    for _ in 0..ROUNDS {
+        let mut made = vec![
+            worker.push(sums, &keys, &vec![1i64; keys.len()]).unwrap(),
+            worker.push(steps, &keys, &vec![1.0; 2 * keys.len()]).unwrap(),
+        ];
+        for key in keys.iter().step_by(5) {
+            made.push(worker.push(order, &[*key], &[1i64]).unwrap());
+        }
+        made.into_iter().for_each(|push| drop(worker.wait(push).unwrap()));
+        answered.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Crashes a server after this time, and has it count as lost a little later.
+fn kill(network: &Network, oracle: &Oracle, server: u64, after: Duration) {
+    network.sleep(after);
+    network.crash(&format!("server {server}"));
+    network.sleep(Duration::from_micros(200));
+    oracle.lose(server);
+}
+
+/// Calls this until nothing dies in it; returns how often it has failed.
+fn persist(mut attempt: impl FnMut() -> caravan_kv::Result<()>) -> u64 {
+    let mut failures = 0;
+    while let Err(error) = attempt() {
+        let said = error.to_string();
+        let expected = ["is not cut", "was lost", "another checkpoint of it"];
+        assert!(expected.iter().any(|part| said.contains(part)), "{said}");
+        failures += 1;
+        assert!(failures < 100, "{said}");
+    }
+    failures
+}
+
+/// Writes a checkpoint while two workers push and a server dies; returns it, and the number of
+/// attempts that have failed.
+fn written(seed: u64) -> (Checkpoints<Drive>, u64, u64) {
+    let mut draws = Draws(seed);
+    let network = Network::new(seed, weather(seed));
+    let oracle = Oracle::default();
+    let addresses = start(&network, &oracle, SERVERS);
+    let answered = Arc::new(AtomicI64::new(0));
+    let workers = (0..2).map(|node| {
+        let (addresses, oracle, answered) = (addresses.clone(), oracle.clone(), answered.clone());
+        network.spawn(&format!("worker {node}"), move |network| {
+            let mut worker = oracle.tell(connect(network, 100 + node, &addresses));
+            work(&mut worker, &answered);
+            oracle.end(network, 2);
+        })
+    });
+    let workers: Vec<_> = workers.collect();
+    let wait = Duration::from_micros(draws.below(3000));
+    let writer = {
+        let (oracle, answered) = (oracle.clone(), answered.clone());
+        network.spawn("writer", move |network| {
+            let mut checkpoints = Checkpoints::new(Drive::default());
+            network.sleep(wait);
+            let mut worker = oracle.tell(connect(network, 98, &addresses));
+            let mut before = 0;
+            let mut number = 0;
+            let failures = persist(|| {
+                before = answered.load(Ordering::Relaxed);
+                number = checkpoints.create(&mut worker, &tables(1))?;
+                Ok(())
+            });
+            (checkpoints, before, number, failures)
+        })
+    };
+    let (server, after) = (draws.below(4), Duration::from_micros(draws.below(6000)));
+    kill(&network, &oracle, server, after);
+    let written = writer.join().unwrap_or_else(|stopped| panic!("{stopped}"));
+    let (checkpoints, before, number, failures) = written;
+    workers.into_iter().for_each(|it| it.join().unwrap_or_else(|stopped| panic!("{stopped}")));
+    let rows = export(&checkpoints, number);
+    let shard_keys = KEYS / u64::from(SHARDS) / SERVERS as u64;
+    let of_shards = |table: usize| {
+        let shards = rows[table].chunk_by(|a, b| a.0 / shard_keys == b.0 / shard_keys);
+        shards.map(|shard| shard.iter().map(|row| row.1.trim()).collect::<Vec<_>>())
+    };
+    for table in [0, 1] {
+        for shard in of_shards(table) {
+            assert!(shard.iter().all(|row| *row == shard[0]), "{shard:?}");
+        }
+    }
+    for shard in of_shards(0) {
+        let sum: i64 = shard[0].parse().unwrap();
+        assert!(sum >= before && sum <= 2 * ROUNDS, "{sum} of {before} that were answered");
+    }
+    for shard in of_shards(2) {
+        let counts: Vec<i64> = shard.iter().map(|row| row.parse().unwrap()).collect();
+        assert!(counts.is_sorted_by(|a, b| a >= b), "{shard:?}");
+        assert!(counts[0] - counts.last().unwrap() <= 2, "{shard:?}");
+    }
+    (checkpoints, number, failures)
+}
+
+/// Restores a checkpoint on so many servers, of which one dies, and writes another one of what is
+/// there.
+fn copied(
+    checkpoints: &mut Checkpoints<Drive>,
+    number: u64,
+    seed: u64,
+    replicas: u32,
+) -> Checkpoints<Drive> {
+    let network = Network::new(seed, weather(seed + 1));
+    let oracle = Oracle::default();
+    let addresses = start(&network, &oracle, SERVERS);
+    let (first, own) = (Arc::new(AtomicU64::new(0)), checkpoints.disk().clone());
+    let restorer = {
+        let (oracle, begun) = (oracle.clone(), first.clone());
+        network.spawn("restorer", move |network| {
+            let mut worker = oracle.tell(connect(network, 9, &addresses));
+            begun.store(1, Ordering::Relaxed);
+            let from = Checkpoints::new(own);
+            from.restore_with(&mut worker, number, Some(replicas)).unwrap();
+            let mut copy = Checkpoints::new(Drive::default());
+            let mut number = 0;
+            persist(|| {
+                number = copy.create(&mut worker, &tables(replicas))?;
+                Ok(())
+            });
+            (copy, number)
+        })
+    };
+    while first.load(Ordering::Relaxed) == 0 {
+        network.sleep(Duration::from_micros(10));
+    }
+    let mut draws = Draws(seed + 7);
+    if replicas > 0 {
+        kill(&network, &oracle, draws.below(4), Duration::from_micros(draws.below(8000)));
+    }
+    let (mut copy, number) = restorer.join().unwrap_or_else(|stopped| panic!("{stopped}"));
+    assert_eq!(copy.manifest(number).unwrap().tables[0].spec.replicas, replicas);
+    assert!(copy.prune(1).is_ok());
+    copy
+}
+
+#[test]
+fn it_is_of_one_moment_and_comes_back_bit_equal_whatever_dies() {
+    let mut failures = 0;
+    for_each_seed(24, |seed| {
+        let (mut checkpoints, number, failed) = written(seed);
+        failures += failed;
+        let rows = export(&checkpoints, number);
+        let hidden = stored(&mut checkpoints, number, 1);
+        assert!(hidden.iter().all(|row| row.1.len() > 2 * size_of::<f64>()), "hidden values");
+        for replicas in [0, 1, 2] {
+            let mut copy = copied(&mut checkpoints, number, seed, replicas);
+            let last = *copy.list().unwrap().last().unwrap();
+            assert_eq!(export(&copy, last), rows, "seed {seed}, {replicas} replicas");
+            assert_eq!(stored(&mut copy, last, 1), hidden, "seed {seed}, {replicas} replicas");
+        }
+    });
+    println!("{failures} attempts were cut off by a death");
+    assert!(failures > 0);
+}
