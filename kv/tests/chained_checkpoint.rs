@@ -1,8 +1,9 @@
 //! Goal: a checkpoint of shards with copies holds each as it was between two requests, all that was
 //! acknowledged before it began is in it, and it comes back bit-equal, with as many copies or with
 //! another number; whichever server dies meanwhile.
-//! Method: the real worker and server code on the simulated van, of whose servers one crashes at a
-//! drawn instant of the writing or of the restoring. A failure prints its seed.
+//! Method: the real worker and server code on the simulated van, of whose servers one crashes, or
+//! stops and wakes, at a drawn instant of the writing or of the restoring. A failure prints its
+//! seed.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 #[path = "support/simulated.rs"]
@@ -69,10 +70,14 @@ fn work(worker: &mut Worker, answered: &AtomicI64) {
     }
 }
 
-/// Crashes a server after this time, and has it count as lost a little later.
-fn kill(network: &Network, oracle: &Oracle, server: u64, after: Duration) {
+/// Crashes a server after this time, or stops it for some, and has it count as lost a little later.
+fn kill(network: &Network, oracle: &Oracle, server: u64, after: Duration, stops: bool) {
     network.sleep(after);
-    network.crash(&format!("server {server}"));
+    let name = format!("server {server}");
+    match stops {
+        true => network.freeze(&name, Duration::from_micros(network.number() % 3000)),
+        false => network.crash(&name),
+    }
     network.sleep(Duration::from_micros(200));
     oracle.lose(server);
 }
@@ -125,7 +130,7 @@ fn written(seed: u64) -> (Checkpoints<Drive>, u64, u64) {
         })
     };
     let (server, after) = (draws.below(4), Duration::from_micros(draws.below(6000)));
-    kill(&network, &oracle, server, after);
+    kill(&network, &oracle, server, after, seed % 2 == 1);
     let written = writer.join().unwrap_or_else(|stopped| panic!("{stopped}"));
     let (checkpoints, before, number, failures) = written;
     workers.into_iter().for_each(|it| it.join().unwrap_or_else(|stopped| panic!("{stopped}")));
@@ -185,7 +190,8 @@ fn copied(
     }
     let mut draws = Draws(seed + 7);
     if replicas > 0 {
-        kill(&network, &oracle, draws.below(4), Duration::from_micros(draws.below(8000)));
+        let (server, after) = (draws.below(4), Duration::from_micros(draws.below(8000)));
+        kill(&network, &oracle, server, after, seed % 2 == 1);
     }
     let (mut copy, number) = restorer.join().unwrap_or_else(|stopped| panic!("{stopped}"));
     assert_eq!(copy.manifest(number).unwrap().tables[0].spec.replicas, replicas);

@@ -128,7 +128,9 @@ impl Lane {
     /// The scheduler's answer to a request.
     fn answer(&mut self, asked: u64) -> Heard {
         self.hear(|arrival, message| match (arrival, message) {
-            (_, Some(message)) if is_said(message, &[ANSWER, REFUSE]) && message.clock() == asked => {
+            (_, Some(message))
+                if is_said(message, &[ANSWER, REFUSE]) && message.clock() == asked =>
+            {
                 let text = String::from_utf8_lossy(message.values()).into_owned();
                 Some(match message.op() {
                     REFUSE => Heard::Refused(text),
@@ -335,7 +337,8 @@ fn what_is_asked_too_early_or_makes_no_sense_closes_the_lane() {
             assert_eq!(lane.ask(&words), Heard::Closed, "{words}, {joins}");
         }
     }
-    let speech = |speech, number| Draft { op: speech, timestamp: number, ..Draft::new(Kind::Request) };
+    let speech =
+        |speech, number| Draft { op: speech, timestamp: number, ..Draft::new(Kind::Request) };
     let drafts = [
         speech(ANSWER, 1),
         speech(REFUSE, 1),

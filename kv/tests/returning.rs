@@ -13,7 +13,7 @@ use std::time::Duration;
 use caravan_kv::node::{Scheduler, run_server, run_worker};
 use caravan_kv::{
     App, Apps, Asked, Cluster, ClusterConfig, Desk, Error, Group, Handles, NodeConfig, Responder,
-    SecretSource, TableSpec, Target, Van, ValueType, WorkerNode,
+    SecretSource, TableSpec, Target, ValueType, Van, WorkerNode,
 };
 use caravan_van::Secret;
 use caravan_van::sim::{Faults, Network, Node, for_each_seed};
@@ -131,9 +131,11 @@ fn run(seed: u64, kills: u64) -> u64 {
                 desk.answer(asked.token, b"taken").unwrap();
             })
         };
-        let apps = Apps::default().with("works", || Box::new(Works)).with("part", || Box::new(Part));
+        let apps =
+            Apps::default().with("works", || Box::new(Works)).with("part", || Box::new(Part));
         let apps = apps.with_responder("takes", takes);
-        network.spawn(&format!("worker {rank}"), move |_| run_worker(&node, Some(rank), &apps, false))
+        network
+            .spawn(&format!("worker {rank}"), move |_| run_worker(&node, Some(rank), &apps, false))
     }));
     let is_calm = Arc::new(AtomicBool::new(false));
     let driver = {
@@ -216,12 +218,11 @@ fn nodes_end_when_it_stays_away() {
         config.node.scheduler_away = 2 * SECOND;
         let scheduler = start_first(&network, &mut config, &shared);
         let node = config.node.clone();
-        let server = network.spawn("server 0", move |_| {
-            run_server(&node, Some(0), 1, &Handles::default(), false)
-        });
+        let server = network
+            .spawn("server 0", move |_| run_server(&node, Some(0), 1, &Handles::default(), false));
         let node = config.node.clone();
-        let worker = network
-            .spawn("worker 0", move |_| run_worker(&node, Some(0), &Apps::default(), false));
+        let worker =
+            network.spawn("worker 0", move |_| run_worker(&node, Some(0), &Apps::default(), false));
         network.sleep(SECOND);
         network.crash("scheduler");
         assert!(scheduler.join().is_err());

@@ -159,7 +159,9 @@ pub(super) fn etcd(text: &str) -> Result<PathBuf, String> {
     let is_member = |text: &str| text.strip_prefix("http://").is_some_and(is_address);
     match text.split(',').all(|member| is_member(member.trim_end_matches('/'))) {
         true => Ok(text.into()),
-        false => Err(format!("{text:?} is no etcd; it takes http://host:port, several with commas")),
+        false => {
+            Err(format!("{text:?} is no etcd; it takes http://host:port, several with commas"))
+        }
     }
 }
 

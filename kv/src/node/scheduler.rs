@@ -5,14 +5,17 @@
 //! nobody waiting and loses nobody. The lane is one of the control plane, like those of all nodes,
 //! so that on a simulated network its messages take simulated time.
 
+mod admission;
 mod exchange;
 mod further;
 mod jobs;
 mod keeper;
 mod plane;
 mod posts;
+mod requests;
 mod service;
 mod sessions;
+mod state;
 mod tasks;
 
 use std::sync::Arc;

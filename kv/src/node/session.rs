@@ -16,9 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::Result;
 
 /// A session, as the scheduler numbers it. No other gets its number.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
-)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct SessionId(pub(crate) u64);
 
 /// What a message is.

@@ -136,7 +136,13 @@ impl Jobs {
     }
 
     /// Gives a driver from outside the job of this name, at once or when an earlier one has ended.
-    pub(super) fn begin(&mut self, plane: &mut Plane, session: SessionId, timestamp: u64, job: String) {
+    pub(super) fn begin(
+        &mut self,
+        plane: &mut Plane,
+        session: SessionId,
+        timestamp: u64,
+        job: String,
+    ) {
         let taken = self.drivers.values().any(|driver| driver.job.as_ref() == Some(&job));
         let why = match job.len() {
             0 => "a job needs a name".to_owned(),
@@ -396,7 +402,12 @@ impl Jobs {
     }
 
     /// Answers a driver when the first of these tasks is done or will never be.
-    pub(super) fn wait_first(&mut self, plane: &mut Plane, driver: SessionId, asked: (u64, Vec<u64>)) {
+    pub(super) fn wait_first(
+        &mut self,
+        plane: &mut Plane,
+        driver: SessionId,
+        asked: (u64, Vec<u64>),
+    ) {
         self.drivers.entry(driver).or_default().first = Some(asked);
         self.answer_waits(plane);
     }

@@ -440,7 +440,9 @@ mod tests {
         let promise = tasks.add(promise);
         let next = tasks.add(task(&[0], &[promise]));
         assert!(sent(&mut tasks).is_empty());
-        assert!(!tasks.finish_virtual(promise, SessionId(1)) && !tasks.finish_virtual(next, DRIVER));
+        assert!(
+            !tasks.finish_virtual(promise, SessionId(1)) && !tasks.finish_virtual(next, DRIVER)
+        );
         assert!(tasks.finish_virtual(promise, DRIVER));
         assert_eq!(sent(&mut tasks), [(next, 0)]);
         assert_eq!(done(&mut tasks, promise), Some(BTreeMap::new()));

@@ -61,7 +61,8 @@ impl Etcd {
     /// # Errors
     /// Why the etcd refuses it; that another scheduler has written one.
     pub(super) fn save(&mut self, state: &[u8]) -> Kept<()> {
-        let put = json!({ "requestPut": { "key": self.key, "value": BASE64_STANDARD.encode(state) } });
+        let put =
+            json!({ "requestPut": { "key": self.key, "value": BASE64_STANDARD.encode(state) } });
         let done = self.call("txn", &self.unless_changed(&put))?;
         if done["succeeded"] == true {
             self.revision = number(&done["header"]["revision"])?;

@@ -1,0 +1,162 @@
+//! What drivers and members want of the scheduler, and what members report.
+
+use super::super::barriers::Waiting;
+use super::super::control::{self, Ask, Command, Order, Program, Pulse, Role};
+use super::super::group::NodeName;
+use super::super::members::{Seat, Violation};
+use super::super::session::{Said, SessionId, Speech};
+use super::further;
+use super::jobs::{Gathers, Submission, Watch};
+use super::service::{LEAVE_WITHIN, Service, WARN_EVERY};
+use super::state::State;
+use super::tasks::At;
+
+impl Service {
+    /// Does what a driver wants.
+    pub(super) fn obey(&mut self, session: SessionId, said: &Said) -> Result<(), Violation> {
+        let timestamp = said.of;
+        let State { plane, jobs, posts, .. } = &mut self.state;
+        let now = plane.now;
+        let is_launcher = plane.launcher == Some(session);
+        if said.speech != Speech::Ask {
+            if let Some(node) = jobs.name(session) {
+                posts.taken(plane, node, timestamp);
+            }
+            return Ok(());
+        }
+        let command: Command = said.read()?;
+        if jobs.answer_any(plane, session, timestamp, &command) {
+            return Ok(());
+        }
+        let driver = jobs.drivers.entry(session).or_default();
+        let job = match (&command, &driver.job) {
+            (Command::Begin { job }, None) if driver.begins.is_none() => {
+                jobs.begin(plane, session, timestamp, job.clone());
+                return Ok(());
+            }
+            (Command::Nodes, _) => {
+                let states = plane.members.states();
+                plane.tell(session, timestamp, &states);
+                return Ok(());
+            }
+            (Command::Begin { .. }, _) | (_, None) => return Err(Violation::Job),
+            (_, Some(job)) => job.clone(),
+        };
+        match command {
+            // These are answered already.
+            Command::Begin { .. } | Command::Jobs | Command::Cancel { .. } | Command::Nodes => {}
+            Command::Gather => {
+                let until = now.saturating_add(self.config.node.join_timeout);
+                let warn_at = now + WARN_EVERY;
+                driver.gathers = Some(Gathers { timestamp, until, warn_at });
+                self.gathered();
+            }
+            Command::Submit { part, target, program, after } => {
+                let job = control::within(&job, &part);
+                let submission = Submission { target, job, program, after, parent: None };
+                let submitted = jobs.submit(plane, session, submission);
+                plane.tell(session, timestamp, &submitted);
+            }
+            Command::Promise => {
+                let submitted = jobs.promise(plane, session);
+                plane.tell(session, timestamp, &submitted);
+            }
+            Command::Finish { task } => {
+                let is_there = jobs.finish(plane, session, task);
+                plane.tell(session, timestamp, &is_there);
+            }
+            Command::Forget { part } => {
+                let submitted = jobs.forget(plane, Some(session), control::within(&job, &part));
+                plane.tell(session, timestamp, &submitted);
+            }
+            Command::Post(post) => {
+                let node = jobs.name(session).ok_or(Violation::Job)?;
+                return posts.take_in(plane, jobs, Waiting { node, session, timestamp }, post);
+            }
+            Command::Wait { task } => jobs.wait(plane, session, (timestamp, task)),
+            Command::First { tasks } => jobs.wait_first(plane, session, (timestamp, tasks)),
+            Command::Watch(heard) => {
+                driver.watches = Some(Watch { timestamp, heard });
+                let losses = plane.losses(heard);
+                if losses.is_news() {
+                    driver.watches = None;
+                    plane.tell(session, timestamp, &losses);
+                }
+            }
+            Command::MayLeave { server } => {
+                let threads = further::may_leave(plane, server);
+                plane.tell_or_refuse(session, timestamp, threads);
+            }
+            Command::Leave { server, departed } => {
+                let told = further::let_leave(plane, jobs, server, departed);
+                plane.tell_or_refuse(session, timestamp, told);
+            }
+            Command::Check => {
+                self.check_members();
+                let lost = self.state.plane.lost.clone();
+                self.state.plane.tell(session, timestamp, &lost);
+            }
+            Command::End { .. } if !is_launcher => return Err(Violation::NotLauncher),
+            Command::End { reason } => {
+                plane.order_all(jobs.tasks.next_number(), &Order::End);
+                self.state.ended = Some(reason);
+                self.launcher.ends = Some((timestamp, now + LEAVE_WITHIN));
+            }
+        }
+        Ok(())
+    }
+
+    /// Does what a member wants, or takes its report.
+    pub(super) fn serve(&mut self, session: SessionId, said: &Said) -> Result<(), Violation> {
+        let timestamp = said.of;
+        match said.speech {
+            Speech::Ask => {}
+            Speech::Answer => return self.report(session, said),
+            other => return Err(Violation::Speech(other)),
+        }
+        match said.read::<Ask>()? {
+            Ask::Join(join) => self.join(session, timestamp, join),
+            Ask::Post(post) => {
+                let Seat { role, rank } = self.state.plane.members.of(session, "other nodes")?;
+                let sender = Waiting { node: NodeName::of(role, rank), session, timestamp };
+                self.state.posts.take_in(&mut self.state.plane, &self.state.jobs, sender, post)
+            }
+            Ask::Spawn { task, target, app, body } => {
+                let seat = self.state.plane.members.of(session, "a sub-task")?;
+                let at = At { task, rank: seat.rank };
+                let program = Program::App { app, body };
+                let spawned = self.state.jobs.spawn(&mut self.state.plane, at, target, program);
+                self.state.plane.tell(session, timestamp, &spawned);
+                Ok(())
+            }
+            Ask::Alive(vitals) => {
+                let State { plane, jobs, .. } = &mut self.state;
+                plane.members.alive(session, vitals)?;
+                plane.members.compare_paces(|rank| jobs.tasks.load(rank) > 0);
+                let left = plane.members.farewell(session);
+                let pulse = Pulse { ended: self.state.ended.clone().or(left) };
+                self.state.plane.tell(session, timestamp, &pulse);
+                Ok(())
+            }
+        }
+    }
+
+    /// Records a worker's result of a task; ignores results that were not requested or came before.
+    fn report(&mut self, session: SessionId, said: &Said) -> Result<(), Violation> {
+        let seat = self.state.plane.members.of(session, "a report")?;
+        let task = said.of;
+        if self.state.posts.taken(&mut self.state.plane, NodeName::of(seat.role, seat.rank), task) {
+            return Ok(());
+        }
+        if seat.role != Role::Worker || !self.state.jobs.tasks.is_run_by(task, seat.rank) {
+            // It has only heard of lost servers if it says nothing.
+            if said.text != "null" {
+                tracing::warn!(node = %seat, "a report on a task that the node does not run");
+            }
+            return Ok(());
+        }
+        let at = At { task, rank: seat.rank };
+        self.state.jobs.report(&mut self.state.plane, at, said.read()?);
+        Ok(())
+    }
+}
