@@ -169,8 +169,8 @@ fn as_usage(error: Error) -> anyhow::Error {
     }
 }
 
-/// Runs a scheduler without a job of its own: gathers the cluster and watches it. One that keeps its
-/// state leaves the cluster to its successor, unless Ctrl-C ends both.
+/// Runs a scheduler without a job of its own: gathers the cluster and watches it. One that keeps
+/// its state leaves the cluster to its successor, unless Ctrl-C ends both.
 pub(crate) fn schedule(common: &Common, args: &SchedulerRole) -> Result<()> {
     let mut config = joined(common, &args.role)?;
     if let Some(state) = args.state.as_ref().or(args.etcd.as_ref()) {

@@ -91,8 +91,8 @@ pub struct NodeConfig {
     pub credits: u16,
     /// How long to wait for all nodes to join.
     pub join_timeout: Duration,
-    /// Folder where the scheduler keeps its state, or `http://HOST:PORT` of an etcd, so that one which
-    /// is started again goes on with the cluster; without a state the cluster ends with it.
+    /// Folder where the scheduler keeps its state, or `http://HOST:PORT` of an etcd, so that one
+    /// which is started again goes on with the cluster; without a state the cluster ends with it.
     pub state: Option<PathBuf>,
     /// How long nodes wait for a scheduler that keeps its state and is away, before they end.
     pub scheduler_away: Duration,

@@ -1,8 +1,8 @@
 //! Goal: a scheduler that keeps its state is killed at any time and started again, and the cluster
 //! goes on: each task is run once, each request of a node is answered once, barriers meet, and no
-//! wait fails.
-//! Method: whole clusters on a simulated network whose scheduler crashes at random times and comes
-//! back after random pauses; sums in a table and counts of requests are compared with what was done.
+//! wait fails. Method: whole clusters on a simulated network whose scheduler crashes at random
+//! times and comes back after random pauses; sums in a table and counts of requests are compared
+//! with what was done.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::path::Path;

@@ -370,8 +370,8 @@ pub(crate) struct Role {
 pub(crate) struct SchedulerRole {
     #[command(flatten)]
     pub(crate) role: Role,
-    /// Folder for its state: killed and started again, it goes on with the cluster that runs; Ctrl-C
-    /// ends the cluster, SIGTERM does not [env: CARAVAN_STATE]
+    /// Folder for its state: killed and started again, it goes on with the cluster that runs;
+    /// Ctrl-C ends the cluster, SIGTERM does not [env: CARAVAN_STATE]
     #[arg(long, value_name = "FOLDER")]
     pub(crate) state: Option<PathBuf>,
     /// The same in an etcd, by the address of a member, or of several with commas: http://HOST:PORT

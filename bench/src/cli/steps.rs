@@ -156,8 +156,8 @@ pub(crate) struct Kmeans {
     /// Draws the first centres, and the order of points
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) seed: u64,
-    /// Copies of each server's part of the tables, on other servers; training goes on without as many
-    /// servers that are lost
+    /// Copies of each server's part of the tables, on other servers; training goes on without as
+    /// many servers that are lost
     #[arg(long, value_name = "K", default_value_t = 0)]
     pub(crate) replicas: u32,
     /// Where to write the model

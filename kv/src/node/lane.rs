@@ -1,5 +1,5 @@
-//! A node's lane to the scheduler: finding it, asking, and hearing what it says. Where the scheduler
-//! may come back, a lane that breaks is made again, and the session goes on.
+//! A node's lane to the scheduler: finding it, asking, and hearing what it says. Where the
+//! scheduler may come back, a lane that breaks is made again, and the session goes on.
 
 use std::io;
 use std::time::Duration;

@@ -103,8 +103,8 @@ impl Drop for Serving {
 
 impl Scheduler {
     /// Listens at the address in `config`; port 0 selects a free one. Nodes are served from now on.
-    /// With a folder for its state ([`NodeConfig::state`]) it goes on with the cluster that an earlier
-    /// scheduler has left there, if one has.
+    /// With a folder for its state ([`NodeConfig::state`]) it goes on with the cluster that an
+    /// earlier scheduler has left there, if one has.
     ///
     /// # Errors
     /// If the address cannot be bound; [`Error::Config`] if others can reach it and there is no

@@ -37,8 +37,8 @@ pub struct Problem {
     pub seed: u64,
     /// One after another.
     pub stages: Vec<Batches>,
-    /// Copies of each server's part of the tables, on other servers: the run goes on without as many
-    /// servers as its cluster may lose.
+    /// Copies of each server's part of the tables, on other servers: the run goes on without as
+    /// many servers as its cluster may lose.
     pub replicas: u32,
     /// Set from any thread to end the run after the current stage.
     pub stop: Arc<AtomicBool>,

@@ -1,7 +1,7 @@
 //! The thread that schedules: it hears what nodes and drivers say, notices lost nodes and tells
 //! everybody about them. How the cluster comes together is in `admission.rs`, what is asked in
-//! `requests.rs`, tasks in `jobs.rs`, letters and barriers in `posts.rs`, servers that join or leave
-//! the complete cluster in `further.rs`.
+//! `requests.rs`, tasks in `jobs.rs`, letters and barriers in `posts.rs`, servers that join or
+//! leave the complete cluster in `further.rs`.
 //!
 //! It owns the control plane's endpoint and waits only there. Drivers ask it as nodes do, by
 //! messages. The one that started the cluster proves by its incarnation who it is; others have jobs
@@ -214,7 +214,8 @@ impl Service {
         }
     }
 
-    /// Goes on with the session of a node that has come back, on the lane that it has made for that.
+    /// Goes on with the session of a node that has come back, on the lane that it has made for
+    /// that.
     fn resume(&mut self, session: SessionId) {
         let Service { endpoint, state, .. } = self;
         let State { plane, jobs, .. } = state;

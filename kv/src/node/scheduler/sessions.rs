@@ -1,8 +1,8 @@
 //! All sessions of the control plane, seen from its middle: who has which, what is to be said in
 //! it, and the lane that carries it now.
 //!
-//! What is said here is sent by [`Sessions::send`], once the state that follows from it is saved. So
-//! nobody ever hears what a scheduler that comes back does not know.
+//! What is said here is sent by [`Sessions::send`], once the state that follows from it is saved.
+//! So nobody ever hears what a scheduler that comes back does not know.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 

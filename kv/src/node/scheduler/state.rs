@@ -46,8 +46,8 @@ impl State {
         }
     }
 
-    /// Goes on at time `now`, after the process that had this state: its nodes come back, its driver
-    /// does not.
+    /// Goes on at time `now`, after the process that had this state: its nodes come back, its
+    /// driver does not.
     pub(super) fn come_back(mut self, now: Duration) -> State {
         self.plane.members.come_back(now);
         self.plane.sessions.come_back();

@@ -1,6 +1,7 @@
 //! States in a folder. Two files are written in turn, so that one of them is whole whenever power
-//! is lost. Each has a line with its number, its length and its checksum before the state. The whole one
-//! with the higher number counts; of what follows from a state that is not whole, nothing was sent.
+//! is lost. Each has a line with its number, its length and its checksum before the state. The
+//! whole one with the higher number counts; of what follows from a state that is not whole, nothing
+//! was sent.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};
