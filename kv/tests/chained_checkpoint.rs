@@ -112,9 +112,11 @@ fn written(seed: u64) -> (Checkpoints<Drive>, u64, u64) {
         })
     });
     let workers: Vec<_> = workers.collect();
-    let wait = Duration::from_micros(draws.below(3000));
+    let wait = Duration::from_micros(draws.below(6000));
+    // The writer hears of the loss later than others: it may ask a server that is lost and awake.
+    let hears = Oracle::default();
     let writer = {
-        let (oracle, answered) = (oracle.clone(), answered.clone());
+        let (oracle, answered) = (hears.clone(), answered.clone());
         network.spawn("writer", move |network| {
             let mut checkpoints = Checkpoints::new(Drive::default());
             network.sleep(wait);
@@ -131,6 +133,8 @@ fn written(seed: u64) -> (Checkpoints<Drive>, u64, u64) {
     };
     let (server, after) = (draws.below(4), Duration::from_micros(draws.below(6000)));
     kill(&network, &oracle, server, after, seed % 2 == 1);
+    network.sleep(Duration::from_micros(draws.below(20_000)));
+    hears.lose(server);
     let written = writer.join().unwrap_or_else(|stopped| panic!("{stopped}"));
     let (checkpoints, before, number, failures) = written;
     workers.into_iter().for_each(|it| it.join().unwrap_or_else(|stopped| panic!("{stopped}")));
@@ -202,7 +206,7 @@ fn copied(
 #[test]
 fn it_is_of_one_moment_and_comes_back_bit_equal_whatever_dies() {
     let mut failures = 0;
-    for_each_seed(24, |seed| {
+    for_each_seed(30, |seed| {
         let (mut checkpoints, number, failed) = written(seed);
         failures += failed;
         let rows = export(&checkpoints, number);
