@@ -22,6 +22,7 @@ mod refusals;
 mod secret;
 
 use std::rc::Rc;
+use std::time::Duration;
 
 use snow::params::NoiseParams;
 use snow::{Builder, HandshakeState, StatelessTransportState};
@@ -54,6 +55,10 @@ pub const WELCOME_BYTES: usize = PREFIX + KEY + size_of::<Hello>() + TAG;
 
 /// Length of a refusal, in bytes.
 pub const REFUSAL_BYTES: usize = PREFIX;
+
+/// How long a connected peer may take to prove itself. On a machine with much else to do an honest
+/// one has been seen to take over 5 seconds.
+pub const PROVES_WITHIN: Duration = Duration::from_secs(15);
 
 /// Length of a proof, in bytes.
 pub const PROOF_BYTES: usize = size_of::<Hello>() + TAG;

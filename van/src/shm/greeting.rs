@@ -22,12 +22,11 @@ use super::ring::SEGMENT_BYTES;
 use super::segment::{Foreign, Own};
 use super::socket::{self, Socket};
 use crate::error::{Error, Result};
-use crate::handshake::{Answering, Calling, Credentials, Proved, Reason, deserves_answer, refusal};
+use crate::handshake::{
+    Answering, Calling, Credentials, PROVES_WITHIN, Proved, Reason, deserves_answer, refusal,
+};
 use crate::transport::{Event, PeerId};
 use crate::wire::Hello;
-
-/// Limit on the time to make a connection, and on the time to prove that it belongs here.
-const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Pause before connecting again to a listener whose queue is full.
 const CONNECT_AGAIN: Duration = Duration::from_millis(1);
@@ -103,7 +102,8 @@ impl Shm {
             match Socket::connect(name) {
                 Ok(socket) => return self.call(socket, address.to_owned()).map_err(failed),
                 Err(error)
-                    if error.kind() == io::ErrorKind::WouldBlock && began.elapsed() < PATIENCE =>
+                    if error.kind() == io::ErrorKind::WouldBlock
+                        && began.elapsed() < PROVES_WITHIN =>
                 {
                     std::thread::sleep(CONNECT_AGAIN);
                 }
@@ -133,7 +133,7 @@ impl Shm {
         greetings.made += 1;
         let number = NOT_YET | greetings.made;
         self.sockets.epoll.watch(&socket, number)?;
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + PROVES_WITHIN;
         greetings.list.push_back(Greeting { number, socket, address, known_as, until, stage });
         Ok(())
     }
@@ -251,7 +251,7 @@ impl Shm {
         while self.greetings.list.front().is_some_and(|oldest| oldest.until <= now) {
             self.end_greeting(
                 0,
-                format!("it did not prove within {PATIENCE:?} that it belongs here"),
+                format!("it did not prove within {PROVES_WITHIN:?} that it belongs here"),
             );
         }
     }

@@ -18,7 +18,7 @@ use super::peers::{Peer, Peers, Stage};
 use super::{CARRIER, Receiver, Sender, set_up};
 use crate::config::VanConfig;
 use crate::error::{Error, Result};
-use crate::handshake::{Credentials, Greeter, Reason};
+use crate::handshake::{Credentials, Greeter, PROVES_WITHIN, Reason};
 use crate::metrics::Counters;
 use crate::offers::Offers;
 use crate::transport::{About, Event, PeerId};
@@ -26,9 +26,6 @@ use crate::wait::Wait;
 
 /// Lanes that are read at every look, at most, so that a look stays short.
 const DIRECT_LANES_MAX: usize = 4;
-
-/// How long a connected peer may take to prove itself.
-const PROOF_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How often a busy transport looks after its callers and its deadlines.
 const LOOK_AROUND: Duration = Duration::from_millis(1);
@@ -381,7 +378,7 @@ impl<E: Engine> Driver<E> {
             id,
             address: from.to_string(),
             is_dialled: false,
-            stage: Stage::Handshaking(now + PROOF_TIMEOUT),
+            stage: Stage::Handshaking(now + PROVES_WITHIN),
             frame_bytes: self.frame_bytes,
             lane: Lane::new(socket, Sender::new(id), receiver, true),
             is_due: false,
@@ -419,7 +416,7 @@ impl<E: Engine> Driver<E> {
             let ended = match &peer.stage {
                 Stage::Dialling(dial) => self.dial_next(number, dial.timed_out()),
                 _ => {
-                    let seconds = PROOF_TIMEOUT.as_secs_f32();
+                    let seconds = PROVES_WITHIN.as_secs_f32();
                     let reason =
                         format!("it did not prove within {seconds:.1} s that it belongs here");
                     Err(Fault::Gone(reason))
@@ -447,7 +444,7 @@ impl<E: Engine> Driver<E> {
         match connected {
             Ok(false) => Ok(false),
             Ok(true) => {
-                peer.stage = Stage::Handshaking(Instant::now() + PROOF_TIMEOUT);
+                peer.stage = Stage::Handshaking(Instant::now() + PROVES_WITHIN);
                 peer.lane.connected();
                 Ok(true)
             }
