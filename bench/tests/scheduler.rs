@@ -146,10 +146,7 @@ fn survive(folder: &Path, mut cluster: Cluster, kills: u32, meanwhile: &mut dyn 
         let mut command = cluster.command(&line);
         command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
     };
-    // The cluster is complete when it has run something.
-    let first = cluster.command(&format!("submit first sgd --data {data} --parts 2 --passes 1"));
-    let first = { first }.output().unwrap();
-    assert!(first.status.success(), "{}", text(&first.stderr));
+    wait_until_complete(&cluster, folder);
     let mut jobs: Vec<Child> = (0..work.len()).map(|at| submit(&cluster, at)).collect();
     let mut met = 0;
     for kill in 0..kills {
@@ -232,16 +229,14 @@ fn jobs_outlive_their_scheduler_by_an_etcd() {
     survive(&folder, cluster, 6, again);
     // Nothing is left of the state: another cluster may begin.
     let mut other = Cluster::start_with(&folder, 60, format!("--etcd {client}"));
-    let data = points(&folder);
-    let line = format!("submit first sgd --data {data} --parts 2 --passes 1");
-    let first = other.command(&line).output().unwrap();
-    assert!(first.status.success(), "{}", text(&first.stderr));
+    wait_until_complete(&other, &folder);
     // A second scheduler goes on with it, and the first one finds that out.
     let mut second = other.command(&format!("scheduler --etcd {client}"));
     second.env("CARAVAN_SCHEDULER", free_address());
     let second = second.stderr(Stdio::null()).spawn().unwrap();
     std::thread::sleep(Duration::from_secs(1));
-    let mut job = other.command(&line.replace("first", "second"));
+    let line = format!("submit second sgd --data {} --parts 2 --passes 1", points(&folder));
+    let mut job = other.command(&line);
     let job = job.stderr(Stdio::null()).spawn().unwrap();
     let (status, said) = other.scheduler_ended();
     assert_eq!(status, Some(1));
@@ -254,19 +249,18 @@ fn jobs_outlive_their_scheduler_by_an_etcd() {
     etcd.wait().unwrap();
 }
 
-/// Waits until the scheduler keeps its state: all have joined.
-fn wait_until_complete(cluster: &Cluster) {
-    let began = Instant::now();
-    while !cluster.state.join("state-0").exists() {
-        assert!(began.elapsed() < PATIENCE);
-        std::thread::sleep(Duration::from_millis(10));
-    }
+/// Waits until the cluster is complete: it has run something.
+fn wait_until_complete(cluster: &Cluster, folder: &Path) {
+    let line = format!("submit first sgd --data {} --parts 2 --passes 1", points(folder));
+    let first = cluster.command(&line).output().unwrap();
+    assert!(first.status.success(), "{}", text(&first.stderr));
 }
 
 #[test]
 fn nodes_end_when_the_scheduler_stays_away() {
-    let mut cluster = Cluster::start(&folder("scheduler-away"), 1);
-    wait_until_complete(&cluster);
+    let folder = folder("scheduler-away");
+    let mut cluster = Cluster::start(&folder, 1);
+    wait_until_complete(&cluster, &folder);
     signal("TERM", cluster.scheduler.id());
     let (status, said) = cluster.scheduler_ended();
     assert_eq!(status, Some(143));
@@ -282,8 +276,9 @@ fn nodes_end_when_the_scheduler_stays_away() {
 
 #[test]
 fn a_node_that_is_lost_meanwhile_is_named() {
-    let mut cluster = Cluster::start(&folder("scheduler-lost"), 60);
-    wait_until_complete(&cluster);
+    let folder = folder("scheduler-lost");
+    let mut cluster = Cluster::start(&folder, 60);
+    wait_until_complete(&cluster, &folder);
     cluster.kill_scheduler();
     let mut lost = cluster.nodes.remove(3);
     lost.kill().unwrap();
@@ -299,8 +294,9 @@ fn a_node_that_is_lost_meanwhile_is_named() {
 
 #[test]
 fn a_state_is_for_one_cluster_and_one_scheduler() {
-    let mut cluster = Cluster::start(&folder("scheduler-state"), 60);
-    wait_until_complete(&cluster);
+    let folder = folder("scheduler-state");
+    let mut cluster = Cluster::start(&folder, 60);
+    wait_until_complete(&cluster, &folder);
     let line = format!("scheduler {}", cluster.keeps);
     let second = cluster.command(&line).output().unwrap();
     assert_eq!(second.status.code(), Some(2));
