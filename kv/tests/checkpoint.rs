@@ -250,16 +250,3 @@ fn damage_is_named_and_nothing_panics() {
         assert!(missing.contains("3.manifest"), "{missing}");
     });
 }
-
-/// The inputs of pushes to such a table pass by what a checkpoint keeps aside.
-#[test]
-fn a_table_with_replicas_has_no_checkpoint() {
-    with_cluster(1, 2, |_, connect| {
-        let mut worker = connect(9);
-        let spec = TableSpec::new(7, "copied", ValueType::F32, 1).replicas(1);
-        worker.create_table(&spec).unwrap();
-        let refused = Checkpoints::new(Drive::default()).create(&mut worker, &[spec]).unwrap_err();
-        let refused = refused.to_string();
-        assert!(refused.contains("table copied has replicas"), "{refused}");
-    });
-}
