@@ -9,7 +9,7 @@
 mod support;
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,6 @@ use support::{PATIENCE, caravan, ended, folder, free_address, signal, text};
 struct Cluster {
     address: String,
     secret: String,
-    state: PathBuf,
     /// The flag that says where the state is.
     keeps: String,
     away_s: u32,
@@ -31,8 +30,7 @@ struct Cluster {
 impl Cluster {
     /// Starts scheduler, servers and workers, which are two each.
     fn start(folder: &Path, away_s: u32) -> Cluster {
-        let state = folder.join("state");
-        let keeps = format!("--state {}", state.display());
+        let keeps = format!("--state {}", folder.join("state").display());
         Cluster::start_with(folder, away_s, keeps)
     }
 
@@ -41,7 +39,6 @@ impl Cluster {
         let mut cluster = Cluster {
             address: free_address(),
             secret: Secret::random().to_hex(),
-            state: folder.join("state"),
             keeps,
             away_s,
             scheduler: caravan("--version").stdout(Stdio::null()).spawn().unwrap(),
