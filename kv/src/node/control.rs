@@ -230,6 +230,9 @@ pub(crate) struct Join {
 pub(crate) struct Pulse {
     /// Why the cluster has ended, if it has.
     pub(crate) ended: Option<String>,
+    /// Whether a loss has ended it, so that a scheduler which goes does not come back.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) is_lost: bool,
 }
 
 /// A node that was lost, and why.

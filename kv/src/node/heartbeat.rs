@@ -87,12 +87,13 @@ fn beat_on(config: &NodeConfig, away_max: Duration, gauges: &[Gauge]) -> Result<
     let mut refused = 0;
     let mut config = config.clone();
     loop {
-        let mut has_been_answered = false;
-        let outcome = beat(&config, gauges, &mut has_been_answered);
-        refused = if has_been_answered { 0 } else { refused + 1 };
+        let mut answered = None;
+        let outcome = beat(&config, gauges, &mut answered);
+        refused = if answered.is_some() { 0 } else { refused + 1 };
+        let comes_back = !away_max.is_zero() && answered.is_none_or(|pulse| !pulse.is_lost);
         match outcome {
             // One that is there and takes no heartbeats has counted this node as lost.
-            Err(Error::NodeLost { .. }) if !away_max.is_zero() && refused < REFUSALS_MAX => {
+            Err(Error::NodeLost { .. }) if comes_back && refused < REFUSALS_MAX => {
                 config.join_timeout = away_max;
             }
             outcome => return outcome,
@@ -100,8 +101,8 @@ fn beat_on(config: &NodeConfig, away_max: Duration, gauges: &[Gauge]) -> Result<
     }
 }
 
-/// Sends heartbeats over one lane; sets `has_been_answered` with the first answer.
-fn beat(config: &NodeConfig, gauges: &[Gauge], has_been_answered: &mut bool) -> Result<String> {
+/// Sends heartbeats over one lane; enters the last answer.
+fn beat(config: &NodeConfig, gauges: &[Gauge], last: &mut Option<Pulse>) -> Result<String> {
     // So little is sent that the kernel of a stopped scheduler acknowledges all of it: only that of
     // a dead host is silent.
     let silence_max = config.heartbeat * HEARTBEATS;
@@ -125,12 +126,12 @@ fn beat(config: &NodeConfig, gauges: &[Gauge], has_been_answered: &mut bool) -> 
                         return Err(Error::NodeLost { node, reason: why });
                     }
                     Heard::Answer { body, .. } => {
-                        if let Some(why) = serde_json::from_str::<Pulse>(&body)?.ended {
+                        let pulse = last.insert(serde_json::from_str(&body)?);
+                        if let Some(why) = pulse.ended.take() {
                             return Ok(why);
                         }
                         answered = lane.now();
                         warned = false;
-                        *has_been_answered = true;
                     }
                 }
             }

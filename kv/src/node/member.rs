@@ -324,8 +324,15 @@ impl Member {
                 self.lane.answer(number, &())?;
                 self.changes.workers = lost;
             }
-            Heard::Order { order: Order::Lost(loss), .. } => self.lost = Some(loss),
-            Heard::Order { order: Order::End, .. } => self.ended = true,
+            // A scheduler that has said one of these does not come back.
+            Heard::Order { order: Order::Lost(loss), .. } => {
+                self.lost = Some(loss);
+                self.lane.outlast(Duration::ZERO);
+            }
+            Heard::Order { order: Order::End, .. } => {
+                self.ended = true;
+                self.lane.outlast(Duration::ZERO);
+            }
             Heard::Answer { to, body } if self.asked == Some(to) => {
                 self.asked = None;
                 self.answer = Some(body);

@@ -427,6 +427,9 @@ impl Scheduler {
                 self.losses.servers.extend(servers);
                 self.losses.joined.extend(joined);
                 self.losses.left.extend(left);
+                if fatal.is_some() {
+                    self.lane.outlast(Duration::ZERO); // it does not come back
+                }
                 self.losses = Losses { fatal, cancelled, ..std::mem::take(&mut self.losses) };
                 if self.losses.fatal.is_none() && self.losses.cancelled.is_none() {
                     let Losses { servers, joined, left, .. } = &self.losses;

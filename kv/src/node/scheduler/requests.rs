@@ -134,7 +134,8 @@ impl Service {
                 plane.members.alive(session, vitals)?;
                 plane.members.compare_paces(|rank| jobs.tasks.load(rank) > 0);
                 let left = plane.members.farewell(session);
-                let pulse = Pulse { ended: self.state.ended.clone().or(left) };
+                let is_lost = plane.lost.is_some();
+                let pulse = Pulse { ended: self.state.ended.clone().or(left), is_lost };
                 self.state.plane.tell(session, timestamp, &pulse);
                 Ok(())
             }
