@@ -289,6 +289,36 @@ fn a_node_that_is_lost_meanwhile_is_named() {
     }
 }
 
+/// The job of a driver that dies while the scheduler is away ends, and its name is free again.
+#[test]
+fn a_driver_that_is_lost_meanwhile_loses_its_job() {
+    let folder = folder("scheduler-driver");
+    let mut cluster = Cluster::start(&folder, 3);
+    wait_until_complete(&cluster, &folder);
+    let data = points(&folder);
+    let endless = format!("submit it kmeans --data {data} --clusters 4 --stages 2:10:100000000");
+    let mut driver = cluster.command(&endless).stderr(Stdio::null()).spawn().unwrap();
+    let jobs = |cluster: &Cluster| {
+        let listed = cluster.command("status --json").output().unwrap();
+        text(&listed.stdout).matches("\"it\"").count()
+    };
+    let began = Instant::now();
+    while jobs(&cluster) == 0 {
+        assert!(began.elapsed() < PATIENCE);
+    }
+    cluster.kill_scheduler();
+    driver.kill().unwrap();
+    driver.wait().unwrap();
+    cluster.start_scheduler();
+    assert_eq!(jobs(&cluster), 1, "it may still come back");
+    while jobs(&cluster) > 0 {
+        assert!(began.elapsed() < PATIENCE);
+    }
+    let again = format!("submit it kmeans --data {data} --clusters 4 --stages 2:10:10");
+    let again = cluster.command(&again).output().unwrap();
+    assert!(again.status.success(), "{}", text(&again.stderr));
+}
+
 #[test]
 fn a_state_is_for_one_cluster_and_one_scheduler() {
     let folder = folder("scheduler-state");

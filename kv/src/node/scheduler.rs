@@ -171,6 +171,8 @@ impl Scheduler {
     /// another driver has a job of that name; as [`Scheduler::gather`].
     pub(crate) fn attach(config: &NodeConfig, job: &str) -> Result<Scheduler> {
         let mut scheduler = Scheduler::reach(config)?;
+        // Until the roster says whether it comes back.
+        scheduler.lane.outlast(config.scheduler_away);
         let () = scheduler.ask(&Command::Begin { job: job.to_owned() })?;
         let mut scheduler = scheduler.watching()?;
         let van = scheduler.gather(|| Ok(()))?;

@@ -244,7 +244,6 @@ impl Jobs {
                 *guests += 1;
                 driver.node = *guests;
                 plane.guests.insert(*guests, session);
-                plane.sessions.keep(session);
                 tracing::info!(job, "begins");
                 driver.job = Some(job);
                 plane.tell(session, timestamp, &());

@@ -50,6 +50,8 @@ pub(super) struct Service {
     pub(super) launcher: Launcher,
     /// Where the state is kept, if it is.
     pub(super) keeper: Option<Keeper>,
+    /// Until when drivers of an earlier scheduler may come back. They send no heartbeats.
+    drivers_until: Option<Duration>,
     stop: Arc<AtomicBool>,
 }
 
@@ -85,12 +87,13 @@ impl Service {
         let van = VanConfig { listen, ..control_config(&config.node) };
         let endpoint = Endpoint::new(backend::open_control(config.node.van, &van)?, 0, CREDITS);
         let now = endpoint.lanes.now();
+        let drivers_until = kept.is_some().then_some(now + config.node.scheduler_away);
         let state = match kept {
             Some(kept) => kept.of(&config)?.come_back(now),
             None => State::new(Members::new(&config, now)),
         };
         let launcher = Launcher { identity: driver, is_gone: false, ends: None };
-        Ok(Service { endpoint, state, config, own, launcher, keeper, stop })
+        Ok(Service { endpoint, state, config, own, launcher, keeper, drivers_until, stop })
     }
 
     /// The address where nodes join.
@@ -194,6 +197,7 @@ impl Service {
             jobs.add_driver(session, Some(String::new()));
         } else if hello.role == control::GUEST {
             jobs.add_driver(session, None);
+            plane.sessions.keep(session);
         } else if let Err(violation) = plane.members.connected(session, hello) {
             self.reject(session, &violation);
         }
@@ -238,6 +242,14 @@ impl Service {
                 self.reject(session, &violation);
             }
             self.check_members();
+        }
+        if self.drivers_until.take_if(|until| now >= *until).is_some() {
+            let State { plane, jobs, .. } = &self.state;
+            let gone = jobs.drivers.keys().filter(|driver| !plane.sessions.has_lane(**driver));
+            for driver in gone.copied().collect::<Vec<_>>() {
+                self.state.plane.sessions.close(driver);
+                self.lose(driver, "it did not come back");
+            }
         }
         let State { plane, jobs, posts, .. } = &mut self.state;
         posts.tell_failures(plane, jobs.tasks.take_unheard());

@@ -83,6 +83,11 @@ impl Sessions {
         self.held.get(&id).is_some_and(|held| held.is_kept)
     }
 
+    /// Whether its node has a lane here.
+    pub(super) fn has_lane(&self, id: SessionId) -> bool {
+        self.held.get(&id).is_some_and(|held| held.lane.is_some())
+    }
+
     /// Lets a session outlast the scheduler.
     pub(super) fn keep(&mut self, id: SessionId) {
         if let Some(held) = self.held.get_mut(&id) {
