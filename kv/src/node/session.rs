@@ -124,6 +124,11 @@ impl Session {
         self.unacknowledged.push_back(Unacknowledged { number: self.said, speech, of, text });
     }
 
+    /// Whether nothing was heard so far.
+    pub(super) fn is_new(&self) -> bool {
+        self.heard == 0
+    }
+
     /// Number of messages that the other side has not acknowledged.
     pub(super) fn unacknowledged(&self) -> usize {
         self.unacknowledged.len()

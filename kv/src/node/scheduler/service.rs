@@ -206,13 +206,11 @@ impl Service {
     /// Does what is said in a session.
     fn hear(&mut self, session: SessionId, said: &Said) -> Result<(), Violation> {
         match said.speech {
-            Speech::Resume if self.state.plane.sessions.is_kept(session) => {
-                Err(Violation::Speech(said.speech))
-            }
-            Speech::Resume => {
+            Speech::Resume if self.state.plane.sessions.is_new(session) => {
                 self.resume(session);
                 Ok(())
             }
+            Speech::Resume => Err(Violation::Speech(said.speech)),
             _ if self.state.jobs.drivers.contains_key(&session) => self.obey(session, said),
             _ => self.serve(session, said),
         }

@@ -78,9 +78,9 @@ impl Sessions {
         self.at.get(&lane).copied()
     }
 
-    /// Whether a session outlasts the scheduler.
-    pub(super) fn is_kept(&self, id: SessionId) -> bool {
-        self.held.get(&id).is_some_and(|held| held.is_kept)
+    /// Whether nothing was heard in it so far.
+    pub(super) fn is_new(&self, id: SessionId) -> bool {
+        self.held.get(&id).is_some_and(|held| held.session.is_new())
     }
 
     /// Whether its node has a lane here.
@@ -146,10 +146,11 @@ impl Sessions {
     /// If the node has none here: it was lost meanwhile, or belongs to another cluster.
     pub(super) fn resume(&mut self, new: SessionId) -> Result<SessionId, ()> {
         let found = self.held.get(&new).and_then(|asks| {
-            let is_it = |held: &Held| {
-                held.is_kept && (held.role, held.incarnation) == (asks.role, asks.incarnation)
+            let is_it = |(id, held): &(&SessionId, &Held)| {
+                let is_same = (held.role, held.incarnation) == (asks.role, asks.incarnation);
+                **id != new && held.is_kept && is_same
             };
-            let id = self.held.iter().find_map(|(id, held)| is_it(held).then_some(*id))?;
+            let (&id, _) = self.held.iter().find(is_it)?;
             Some((id, asks.lane?))
         });
         let (id, lane) = found.ok_or(())?;
