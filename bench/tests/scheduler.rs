@@ -227,7 +227,8 @@ fn jobs_outlive_their_scheduler_by_an_etcd() {
     // Nothing is left of the state: another cluster may begin.
     let mut other = Cluster::start_with(&folder, 60, format!("--etcd {client}"));
     wait_until_complete(&other, &folder);
-    // A second scheduler goes on with it, and the first one finds that out.
+    // A second scheduler goes on with it, and the first one finds that out. The job has ended.
+    std::thread::sleep(Duration::from_secs(1));
     let mut second = other.command(&format!("scheduler --etcd {client}"));
     second.env("CARAVAN_SCHEDULER", free_address());
     let second = second.stderr(Stdio::null()).spawn().unwrap();

@@ -158,8 +158,15 @@ impl Scheduler {
             }
         };
         config.node.scheduler = address;
-        let node = NodeConfig { scheduler: config.node.scheduler.clone(), ..node };
-        let lane = SchedulerLane::connect(endpoint, &node)?;
+        // The thread was there before, so where nothing listens it has ended, and says why.
+        let node = NodeConfig { scheduler: config.node.scheduler.clone(), launched: true, ..node };
+        let lane = match SchedulerLane::connect(endpoint, &node) {
+            Ok(lane) => lane,
+            Err(error) => {
+                serving.end()?;
+                return Err(error);
+            }
+        };
         let scheduler = Scheduler { serving: Some(serving), ..Scheduler::of(lane, config) };
         scheduler.watching()
     }
