@@ -5,6 +5,7 @@
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -106,7 +107,10 @@ impl Folder {
         text.extend(state);
         let path = self.folder.join(FILES[usize::from(number.is_multiple_of(2))]);
         let is_new = !path.exists();
-        let written = File::create(&path).and_then(|mut file| {
+        // It has what tasks were given, which is nobody else's.
+        let opened =
+            File::options().write(true).create(true).truncate(true).mode(0o600).open(&path);
+        let written = opened.and_then(|mut file| {
             file.write_all(&text)?;
             file.sync_data()?;
             if is_new { sync_folder(&self.folder) } else { Ok(()) }
@@ -143,6 +147,8 @@ fn whole(bytes: &[u8]) -> Option<(Head, &[u8])> {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     fn load(folder: &tempfile::TempDir) -> Kept<Option<Vec<u8>>> {
@@ -159,6 +165,10 @@ mod tests {
             keeper.save(&[last; 100]).unwrap();
             drop(keeper);
             assert_eq!(load(&folder), Ok(Some(vec![last; 100])));
+        }
+        for name in FILES {
+            let mode = fs::metadata(folder.path().join(name)).unwrap().permissions().mode();
+            assert_eq!(mode & 0o077, 0, "others may not read it");
         }
         // Whatever becomes of the write of the fifth, the fourth is there.
         let path = folder.path().join(FILES[0]);
