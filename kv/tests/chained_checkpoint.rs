@@ -45,9 +45,9 @@ fn tables(replicas: u32) -> [TableSpec; 3] {
 }
 
 fn start(network: &Network, oracle: &Oracle, count: usize) -> Vec<ServerAddress> {
-    let build = |network: &Network, index: usize| {
+    let build = move |network: &Network, index: usize| {
         let endpoint = server_endpoint(network, index as u32);
-        ServerThread::new(endpoint, index, SERVERS, Handles::default()).move_by(300)
+        ServerThread::new(endpoint, index, count, Handles::default()).move_by(300)
     };
     oracle.start(network, count, build).0
 }
@@ -221,4 +221,62 @@ fn it_is_of_one_moment_and_comes_back_bit_equal_whatever_dies() {
     });
     println!("{failures} attempts were cut off by a death");
     assert!(failures > 0);
+}
+
+/// A thread that has stopped, counts as lost and wakes without knowing it is not read: the writer,
+/// who has not heard of it either, gets what the next thread has acknowledged since.
+#[test]
+fn a_lost_thread_that_wakes_is_not_read() {
+    for_each_seed(6, |seed| {
+        let network = Network::new(seed, weather(seed));
+        let (oracle, hears) = (Oracle::default(), Oracle::default());
+        let addresses = start(&network, &oracle, 2);
+        let step = Arc::new(AtomicU64::new(0));
+        let wait_for = |network: &Network, step: &AtomicU64, wanted: u64| {
+            while step.load(Ordering::Relaxed) < wanted {
+                network.sleep(Duration::from_micros(10));
+            }
+        };
+        let [sums, ..] = tables(1);
+        let worker = {
+            let (oracle, step, sums) = (oracle.clone(), step.clone(), sums.clone());
+            let addresses = addresses.clone();
+            network.spawn("worker", move |network| {
+                let mut worker = oracle.tell(connect(network, 100, &addresses));
+                let table = worker.create_table(&sums).unwrap();
+                for round in [1, 3] {
+                    wait_for(network, &step, round);
+                    let pushed = worker.push(table, &[0], &[1i64]).unwrap();
+                    worker.wait(pushed).unwrap();
+                    step.store(round + 1, Ordering::Relaxed);
+                }
+            })
+        };
+        let writer = {
+            let (hears, step, sums) = (hears.clone(), step.clone(), sums.clone());
+            network.spawn("writer", move |network| {
+                let mut worker = hears.tell(connect(network, 98, &addresses));
+                let table = worker.create_table(&sums).unwrap();
+                let pulled = worker.pull(table, &[0]).unwrap();
+                worker.wait(pulled).unwrap();
+                step.store(1, Ordering::Relaxed);
+                wait_for(network, &step, 4);
+                let mut checkpoints = Checkpoints::new(Drive::default());
+                checkpoints.create(&mut worker, &[sums]).unwrap();
+                export(&checkpoints, 1)
+            })
+        };
+        wait_for(&network, &step, 2);
+        let stops = Duration::from_millis(400);
+        network.freeze("server 0", stops);
+        network.sleep(Duration::from_micros(200));
+        oracle.lose(0);
+        step.store(3, Ordering::Relaxed);
+        wait_for(&network, &step, 4);
+        network.sleep(stops + Duration::from_millis(50));
+        hears.lose(0);
+        let rows = writer.join().unwrap_or_else(|stopped| panic!("{stopped}"));
+        assert_eq!(rows, [[(0, "2".to_owned())]], "both pushes were acknowledged");
+        worker.join().unwrap_or_else(|stopped| panic!("{stopped}"));
+    });
 }
