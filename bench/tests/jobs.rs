@@ -8,28 +8,15 @@
 mod support;
 
 use std::fs;
-use std::path::{Path, PathBuf};
 use std::process::{Child, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use caravan_kv::{Cluster, ClusterConfig};
-use support::{PATIENCE, caravan, ended, folder, of_cluster, rows_in, signal, text};
+use support::{PATIENCE, caravan, ended, folder, of_cluster, points, rows_in, signal, text};
 
 fn launch() -> Cluster {
     let config = ClusterConfig { servers: 2, workers: 2, ..ClusterConfig::default() };
     support::launch(&config)
-}
-
-/// Points around four others, as LIBSVM text.
-fn points(folder: &Path) -> PathBuf {
-    let line = |at: u32| {
-        let label = if at.is_multiple_of(2) { "+1" } else { "-1" };
-        let (x, y) = (at % 2 * 50 + at * 7 % 11, at / 2 % 2 * 50 + at * 5 % 13);
-        format!("{label} 0:{x} 1:{y} 2:1\n")
-    };
-    let path = folder.join("points");
-    fs::write(&path, (0..500).map(line).collect::<String>()).unwrap();
-    path
 }
 
 fn start(cluster: &Cluster, line: &str) -> Child {

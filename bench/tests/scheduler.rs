@@ -14,7 +14,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use caravan_van::Secret;
-use support::{PATIENCE, caravan, ended, folder, free_address, signal, text};
+use support::{PATIENCE, caravan, ended, folder, free_address, points, signal, text};
 
 /// A cluster whose scheduler is a process of its own.
 struct Cluster {
@@ -109,22 +109,10 @@ fn said_by(child: &mut Child) -> String {
     said
 }
 
-/// Points around four others, as LIBSVM text.
-fn points(folder: &Path) -> String {
-    let line = |at: u32| {
-        let label = if at.is_multiple_of(2) { "+1" } else { "-1" };
-        let (x, y) = (at % 2 * 50 + at * 7 % 11, at / 2 % 2 * 50 + at * 5 % 13);
-        format!("{label} 0:{x} 1:{y} 2:1\n")
-    };
-    let path = folder.join("points");
-    fs::write(&path, (0..500).map(line).collect::<String>()).unwrap();
-    path.display().to_string()
-}
-
 /// Runs jobs while the scheduler is killed this often, each time after a little longer; they end as
 /// those of a cluster whose scheduler lives.
 fn survive(folder: &Path, mut cluster: Cluster, kills: u32, meanwhile: &mut dyn FnMut(u32)) {
-    let data = points(folder);
+    let data = points(folder).display().to_string();
     let rounds = 100 + 40 * kills;
     let work = [
         format!("kmeans --data {data} --clusters 4 --stages 1:50:{rounds},2:250:{rounds} --seed 1"),
@@ -233,7 +221,8 @@ fn jobs_outlive_their_scheduler_by_an_etcd() {
     second.env("CARAVAN_SCHEDULER", free_address());
     let second = second.stderr(Stdio::null()).spawn().unwrap();
     std::thread::sleep(Duration::from_secs(1));
-    let line = format!("submit second sgd --data {} --parts 2 --passes 1", points(&folder));
+    let line =
+        format!("submit second sgd --data {} --parts 2 --passes 1", points(&folder).display());
     let mut job = other.command(&line);
     let job = job.stderr(Stdio::null()).spawn().unwrap();
     let (status, said) = other.scheduler_ended();
@@ -249,7 +238,7 @@ fn jobs_outlive_their_scheduler_by_an_etcd() {
 
 /// Waits until the cluster is complete: it has run something.
 fn wait_until_complete(cluster: &Cluster, folder: &Path) {
-    let line = format!("submit first sgd --data {} --parts 2 --passes 1", points(folder));
+    let line = format!("submit first sgd --data {} --parts 2 --passes 1", points(folder).display());
     let first = cluster.command(&line).output().unwrap();
     assert!(first.status.success(), "{}", text(&first.stderr));
 }
@@ -296,7 +285,7 @@ fn a_driver_that_is_lost_meanwhile_loses_its_job() {
     let folder = folder("scheduler-driver");
     let mut cluster = Cluster::start(&folder, 3);
     wait_until_complete(&cluster, &folder);
-    let data = points(&folder);
+    let data = points(&folder).display().to_string();
     let endless = format!("submit it kmeans --data {data} --clusters 4 --stages 2:10:100000000");
     let mut driver = cluster.command(&endless).stderr(Stdio::null()).spawn().unwrap();
     let jobs = |cluster: &Cluster| {

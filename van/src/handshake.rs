@@ -56,8 +56,8 @@ pub const WELCOME_BYTES: usize = PREFIX + KEY + size_of::<Hello>() + TAG;
 /// Length of a refusal, in bytes.
 pub const REFUSAL_BYTES: usize = PREFIX;
 
-/// How long a connected peer may take to prove itself. On a machine with much else to do an honest
-/// one has been seen to take over 5 seconds.
+/// How long a connected peer may take to prove itself: long enough for an honest one on a machine
+/// with much else to do.
 pub const PROVES_WITHIN: Duration = Duration::from_secs(15);
 
 /// Length of a proof, in bytes.

@@ -2,7 +2,7 @@
 
 #![allow(dead_code, reason = "each test takes what it needs")]
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -64,6 +64,18 @@ pub(crate) fn folder(test: &str) -> PathBuf {
     let _ = std::fs::remove_dir_all(&folder);
     std::fs::create_dir_all(&folder).unwrap();
     folder
+}
+
+/// Points around four others, as LIBSVM text.
+pub(crate) fn points(folder: &Path) -> PathBuf {
+    let line = |at: u32| {
+        let label = if at.is_multiple_of(2) { "+1" } else { "-1" };
+        let (x, y) = (at % 2 * 50 + at * 7 % 11, at / 2 % 2 * 50 + at * 5 % 13);
+        format!("{label} 0:{x} 1:{y} 2:1\n")
+    };
+    let path = folder.join("points");
+    std::fs::write(&path, (0..500).map(line).collect::<String>()).unwrap();
+    path
 }
 
 pub(crate) fn signal(name: &str, pid: u32) {

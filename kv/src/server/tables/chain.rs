@@ -140,8 +140,8 @@ struct Unconfirmed {
 
 /// What a request does to a shard.
 struct Inputs {
-    /// A push, a command, what a worker says of its clock, or what does nothing: a pull, or a
-    /// request that was refused.
+    /// A push, a command, rows of a checkpoint, what a worker says of its clock, or what does
+    /// nothing: a pull, or a request that was refused.
     op: Op,
     /// The bits of a push that ends its worker's iteration.
     ends: u8,
