@@ -46,7 +46,8 @@ pub use error::{Error, Result};
 
 /// Apps that workers need for every algorithm of this crate.
 pub fn apps(apps: caravan_kv::Apps) -> caravan_kv::Apps {
-    let apps = trainer::app::<sgd::Sgd>(kmeans::apps(dbpg::apps(apps)));
+    let (models, apps) = task::ModelStore::with(dbpg::apps(apps));
+    let apps = trainer::app::<sgd::Sgd>(kmeans::apps(apps, &models));
     let apps = trainer::app::<linreg::LinReg>(trainer::app::<lda::Lda>(apps));
     trainer::app::<fm::Fm>(trainer::app::<mf::Mf>(apps))
 }

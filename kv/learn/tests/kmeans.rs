@@ -38,7 +38,7 @@ fn train(cluster: &mut Cluster, problem: &Problem) -> (Trained, Vec<Progress>) {
 
 fn on_threads(workers: usize) -> Cluster {
     let config = ClusterConfig { workers, servers: 2, ..ClusterConfig::default() };
-    let launch = Launch::Threads(Handles::default(), kmeans::apps(Apps::default()));
+    let launch = Launch::Threads(Handles::default(), caravan_learn::apps(Apps::default()));
     Cluster::launch(&config, launch).unwrap()
 }
 
@@ -69,7 +69,8 @@ fn apart(folders: &[&Path]) -> (Cluster, Nodes) {
     let mut nodes = Vec::new();
     for (rank, folder) in folders.iter().enumerate() {
         let node = NodeConfig { data_root: Some(folder.into()), ..node.clone() };
-        let run = move || run_worker(&node, Some(rank), &kmeans::apps(Apps::default()), false);
+        let run =
+            move || run_worker(&node, Some(rank), &caravan_learn::apps(Apps::default()), false);
         nodes.push(std::thread::spawn(run));
     }
     let server = move || run_server(&node, Some(0), 1, &Handles::default(), false);
@@ -173,7 +174,7 @@ fn worker_seconds(problem: Problem) -> f64 {
     let network = Network::of_hosts(1, Faults::none(), Hosts::default());
     let driver = network.spawn("driver", move |_| {
         let config = ClusterConfig { workers: WORKERS, servers: 2, ..ClusterConfig::default() };
-        let launch = Launch::Simulated(Handles::default(), kmeans::apps(Apps::default()));
+        let launch = Launch::Simulated(Handles::default(), caravan_learn::apps(Apps::default()));
         let mut cluster = Cluster::launch(&config, launch).unwrap();
         let (trained, _) = train(&mut cluster, &problem);
         cluster.shutdown().unwrap();
@@ -227,7 +228,7 @@ fn outlive(seed: u64, problem: &Problem, dies: Option<Duration>) -> (Duration, b
     let driver = network.spawn("scheduler", move |_| {
         let mut config = ClusterConfig { workers: 3, servers: 3, ..ClusterConfig::default() };
         config.node.server_losses_max = 1;
-        let launch = Launch::Simulated(Handles::default(), kmeans::apps(Apps::default()));
+        let launch = Launch::Simulated(Handles::default(), caravan_learn::apps(Apps::default()));
         let mut cluster = Cluster::launch(&config, launch).unwrap();
         began.store(true, Ordering::Relaxed);
         let start = cluster.now();

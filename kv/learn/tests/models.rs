@@ -1,21 +1,24 @@
 //! Goal: a model passes from stage to stage without the servers: in one process without a message,
-//! to another without a byte of table traffic; a model whose job is gone is freed.
+//! to another without a byte of table traffic; a model whose task or job is gone is freed.
 //! Method: workers with stores of their own, as processes have them, and with a common one, run the
 //! stages of a task; each counts what goes over its lanes to the servers.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use std::collections::BTreeSet;
 use std::net::TcpListener;
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use caravan_kv::node::{run_server, run_worker};
 use caravan_kv::{App, Apps, Cluster, ClusterConfig, Handles, Launch, NodeConfig, WorkerNode};
 use caravan_learn::task::schedule::Greedy;
-use caravan_learn::task::{Engine, ModelStore, Models, Part, Stage, Trigger, Wants};
+use caravan_learn::task::{
+    Ended, Engine, ModelStore, Models, Owner, Part, Stage, Task, Trigger, Wants,
+};
 use serde_json::{Value, json};
 
 /// Takes the model of the stage before, or reads it where several do, adds 1 to each byte, and
-/// keeps it. Returns its length, its first byte, and the messages to and from servers.
+/// keeps it, all as one of the task or of the job. Returns its length, its first byte, and the
+/// messages to and from servers.
 struct Trains {
     models: Models,
 }
@@ -28,19 +31,26 @@ impl App for Trains {
             counters.messages_sent + counters.messages_received
         };
         let before = traffic(node);
+        let owner = match part.body["job"] == true {
+            true => Owner::job(node),
+            false => Owner::from(&part),
+        };
         let model = match part.body["from"].as_u64() {
             Some(from) if part.body["reads"] == true => {
-                let model = self.models.read(node, "weights", &[from as usize])?;
+                let model = self.models.read(node, owner.clone(), "weights", &[from as usize])?;
                 node.barrier("read").map_err(|error| error.to_string())?;
                 model
             }
-            Some(from) => self.models.take(node, "weights", from as usize)?,
+            Some(from) => self.models.take(node, owner.clone(), "weights", from as usize)?,
             None => vec![0; part.body["bytes"].as_u64().unwrap_or(0) as usize].into(),
         };
         let model: Vec<u8> = model.iter().map(|byte| byte + 1).collect();
         let result = json!([model.len(), model.first(), traffic(node) - before]);
-        self.models.keep(node, "weights", model);
-        Ok(result)
+        self.models.keep(node, owner, "weights", model);
+        match part.body["fails"] == true {
+            true => Err("it should".to_owned()),
+            false => Ok(result),
+        }
     }
 }
 
@@ -50,13 +60,20 @@ fn apps() -> (ModelStore, Apps) {
     (store, apps.with("trains", move || Box::new(Trains { models: made.models() })))
 }
 
-/// Runs stages at these workers, each with the model of the one before; returns the last result, or
-/// why a stage failed.
+fn stage(body: Value, workers: &[usize]) -> Stage {
+    Stage::new("trains", body, Wants::These(workers.iter().copied().collect()))
+}
+
+fn kept(stores: &[ModelStore]) -> Vec<usize> {
+    stores.iter().map(ModelStore::len).collect()
+}
+
+/// Runs stages at these workers, each with the job's model from the one before; returns the last
+/// result, or why a stage failed.
 fn train(cluster: &mut Cluster, bytes: usize, workers: &[usize]) -> Result<Value, String> {
     let stages = workers.iter().enumerate().map(|(at, worker)| {
         let from = at.checked_sub(1).map(|before| workers[before]);
-        let body = json!({ "bytes": bytes, "from": from });
-        Stage::new("trains", body, Wants::These(BTreeSet::from([*worker])))
+        stage(json!({ "bytes": bytes, "from": from, "job": true }), &[*worker])
     });
     let mut engine = Engine::new(cluster, Greedy, Trigger::AT_ONCE);
     engine.submit(stages.collect::<Vec<_>>().into_iter());
@@ -83,7 +100,6 @@ fn apart() -> (Cluster, Vec<ModelStore>, Vec<JoinHandle<caravan_kv::Result<()>>>
 #[test]
 fn models_pass_between_workers_without_the_servers() {
     let (mut cluster, stores, nodes) = apart();
-    let kept = |stores: &[ModelStore]| stores.iter().map(ModelStore::len).collect::<Vec<_>>();
     // Of several pieces, of one, and of none.
     for bytes in [1_000_000, 256 << 10, 7, 0] {
         cluster.begin("job").unwrap();
@@ -100,7 +116,7 @@ fn models_pass_between_workers_without_the_servers() {
     let passed = train(&mut cluster, 7, &[1, 1, 0, 1]).unwrap();
     assert_eq!(passed[1], 4, "each name is its own worker's");
     let mut engine = Engine::new(&mut cluster, Greedy, Trigger::AT_ONCE);
-    let none = Stage::new("trains", json!({ "from": 0 }), Wants::These(BTreeSet::from([1])));
+    let none = stage(json!({ "from": 0, "job": true }), &[1]);
     engine.submit(vec![none.clone(), none].into_iter());
     let why = engine.run().unwrap().remove(0).unwrap_err();
     assert!(why.contains("worker 0 has no model \"weights\""), "{why}");
@@ -115,18 +131,15 @@ fn several_workers_read_a_model_that_stays() {
     for (bytes, pieces) in [(300_000, 2), (7, 1), (0, 1)] {
         cluster.begin("job").unwrap();
         let before = stores[0].pieces_sent();
-        let stage = |body: Value, workers: &[usize]| {
-            let wants = Wants::These(workers.iter().copied().collect());
-            Stage::new("trains", body, wants)
-        };
         let mut engine = Engine::new(&mut cluster, Greedy, Trigger::AT_ONCE);
-        let reads = stage(json!({ "from": 0, "reads": true }), &[0, 1]);
-        engine.submit(vec![stage(json!({ "bytes": bytes }), &[0]), reads].into_iter());
+        let reads = stage(json!({ "from": 0, "reads": true, "job": true }), &[0, 1]);
+        let keeps = stage(json!({ "bytes": bytes, "job": true }), &[0]);
+        engine.submit(vec![keeps, reads].into_iter());
         let outcome = engine.run().unwrap().remove(0).unwrap().unwrap();
         let first = if bytes == 0 { Value::Null } else { json!(2) };
         assert_eq!(outcome.results, vec![json!([bytes, first, 0]); 2]);
         assert_eq!(stores[0].pieces_sent() - before, pieces, "to the worker of another process");
-        assert_eq!(stores.iter().map(ModelStore::len).collect::<Vec<_>>(), [1, 1]);
+        assert_eq!(kept(&stores), [1, 1]);
         cluster.end().unwrap();
         assert!(stores.iter().all(ModelStore::is_empty));
     }
@@ -140,14 +153,66 @@ fn a_second_task_reads_the_model_of_the_first() {
     cluster.begin("job").unwrap();
     train(&mut cluster, 9, &[0]).unwrap();
     let mut engine = Engine::new(&mut cluster, Greedy, Trigger::AT_ONCE);
-    let body = json!({ "from": 0, "reads": true });
-    let stage = Stage::new("trains", body, Wants::These(BTreeSet::from([1])));
-    engine.submit(vec![stage; 2].into_iter());
+    let reads = stage(json!({ "from": 0, "reads": true, "job": true }), &[1]);
+    engine.submit(vec![reads; 2].into_iter());
     let outcome = engine.run().unwrap().remove(0).unwrap().unwrap();
     assert_eq!(outcome.results, [json!([9, 2, 0])]);
-    assert_eq!(stores.iter().map(ModelStore::len).collect::<Vec<_>>(), [1, 1]);
+    assert_eq!(kept(&stores), [1, 1]);
     cluster.end().unwrap();
     assert!(stores.iter().all(ModelStore::is_empty));
+    cluster.shutdown().unwrap();
+    nodes.into_iter().for_each(|node| node.join().unwrap().unwrap());
+}
+
+/// A task of two stages, which looks at what workers keep between them and at its end.
+struct Looks<F> {
+    stages: std::vec::IntoIter<Stage>,
+    look: F,
+}
+
+impl<F: FnMut()> Task for Looks<F> {
+    fn next(&mut self, last: Option<&Ended>) -> Option<Stage> {
+        if last.is_some() {
+            (self.look)();
+        }
+        Task::next(&mut self.stages, last)
+    }
+}
+
+/// Waits until the workers keep so many models.
+fn wait_for(stores: &[ModelStore], wanted: [usize; 2]) {
+    let began = Instant::now();
+    while kept(stores) != wanted {
+        assert!(began.elapsed() < Duration::from_secs(60), "{:?} kept", kept(stores));
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn a_model_whose_task_is_gone_is_freed() {
+    let (mut cluster, stores, nodes) = apart();
+    cluster.begin("job").unwrap();
+    let mut engine = Engine::new(&mut cluster, Greedy, Trigger::AT_ONCE);
+    // Three tasks keep a model of the same name at worker 0: one ends, one fails, one goes on.
+    engine.submit(vec![stage(json!({ "bytes": 7 }), &[0, 1])].into_iter());
+    engine.submit(vec![stage(json!({ "bytes": 8, "fails": true }), &[0, 1])].into_iter());
+    let mut looks = 0;
+    let stages = vec![stage(json!({ "bytes": 9 }), &[0]), stage(json!({ "from": 0 }), &[1])];
+    let look = || {
+        wait_for(&stores, [[1, 0], [0, 1]][looks]);
+        looks += 1;
+    };
+    engine.submit(Looks { stages: stages.into_iter(), look });
+    let outcomes = engine.run().unwrap();
+    assert!(outcomes[1].as_ref().unwrap_err().contains("it should"), "{outcomes:?}");
+    assert_eq!(outcomes[2].as_ref().unwrap().as_ref().unwrap().results, [json!([9, 2, 0])]);
+    assert_eq!(looks, 2);
+    // The last task has ended, too, and the job goes on.
+    wait_for(&stores, [0, 0]);
+    train(&mut cluster, 5, &[1]).unwrap();
+    assert_eq!(kept(&stores), [0, 1], "the job's");
+    cluster.end().unwrap();
+    assert_eq!(kept(&stores), [0, 0]);
     cluster.shutdown().unwrap();
     nodes.into_iter().for_each(|node| node.join().unwrap().unwrap());
 }

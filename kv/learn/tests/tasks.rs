@@ -162,9 +162,8 @@ fn stages_of_jobs_at_once_are_beside_each_other() {
     on_cluster(1, WORKERS, |cluster| {
         let mut other = Cluster::attach(&cluster.config().node, "other").unwrap();
         let body = json!({ "ms": 10_000 });
-        let part = Part { stage: 0, workers: vec![0, 2], threads: 1, body };
-        let input = serde_json::to_value(&part).unwrap();
-        let busy = other.submit(Target::Some(part.workers), "works", &input).unwrap();
+        let input = json!({ "stage": 0, "workers": [0, 2], "threads": 1, "body": body });
+        let busy = other.submit(Target::Some(vec![0, 2]), "works", &input).unwrap();
         let mut engine = Engine::new(cluster, Greedy, Trigger::AT_ONCE);
         engine.submit(vec![stage(Wants::Any(2), json!({}))].into_iter());
         let ended = engine.run().unwrap().remove(0).unwrap().unwrap();

@@ -20,6 +20,7 @@ use super::heartbeat;
 use super::member::{Member, Work};
 use super::messages;
 use super::placement::{Seating, check_numa};
+use super::scheduler::TaskId;
 use super::thread::NodeThread;
 use crate::config::NodeConfig;
 use crate::error::{Error, Result};
@@ -117,6 +118,11 @@ impl WorkerNode {
     /// [`Error::NodeLost`] names any node that was lost meanwhile.
     pub fn desk<T>(&mut self, use_it: impl FnOnce(&mut Desk) -> T) -> Result<T> {
         self.member.borrow_mut().with_desk(use_it)
+    }
+
+    /// Number of the task that runs.
+    pub fn task(&self) -> TaskId {
+        TaskId(self.task)
     }
 
     /// The driver of the task that runs, for requests: the one that started the cluster, or one

@@ -24,6 +24,7 @@ use std::sync::mpsc::{self, TryRecvError};
 use std::time::Duration;
 
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 
 use self::service::Service;
 use super::choice::Candidate;
@@ -54,9 +55,9 @@ const REACH: Duration = Duration::from_secs(60);
 /// that only a host that has lost the address between them is silent.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
 
-/// Number of a task.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct TaskId(u64);
+/// Number of a task, which no other task of the cluster has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct TaskId(pub(super) u64);
 
 /// The cluster's scheduler, as a driver uses it. In the process that started the cluster it serves
 /// the nodes on a thread of its own until this is dropped.

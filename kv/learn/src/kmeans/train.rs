@@ -1,8 +1,9 @@
 //! The driver's side: a task of stages.
 
 use caravan_kv::error::with_sources;
-use caravan_kv::{Cluster, ClusterConfig, Target};
+use caravan_kv::{Cluster, ClusterConfig};
 use serde::Serialize;
+use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 
 use super::centres::Centres;
@@ -72,6 +73,7 @@ pub fn train(
     let task = Stages {
         problem,
         begun: 0,
+        is_published: false,
         from: Vec::new(),
         first: 0,
         seconds: 0.0,
@@ -85,12 +87,10 @@ pub fn train(
     if let Some(Err(reason)) = outcome {
         return Err(Error::Train { reason });
     }
-    let Some(Finished { progress: last, dimensions, worker }) = last else {
+    let Some((last, left)) = last else {
         return Err(Error::Train { reason: "no stage has ended".to_owned() });
     };
-    let Problem { clusters, replicas, .. } = *problem;
-    let left = Left { stage: last.stage, clusters, dimensions, replicas };
-    let centres = centres(cluster, worker, &left).map_err(failed)?;
+    let centres = centres(cluster, &left).map_err(failed)?;
     cluster.end().map_err(failed)?;
     let Progress { stage, objective, seconds, worker_seconds, .. } = last;
     let stages = stage + 1;
@@ -111,11 +111,8 @@ fn failed(error: caravan_kv::Error) -> Error {
     Error::Train { reason: with_sources(&error) }
 }
 
-/// The centres that a worker has from the last stage.
-fn centres(cluster: &mut Cluster, worker: usize, left: &Left) -> caravan_kv::Result<Centres> {
-    let published = serde_json::to_value(left)?;
-    let published = cluster.submit(Target::Worker(worker), PUBLISH, &published)?;
-    cluster.wait(published)?;
+/// The centres that were published.
+fn centres(cluster: &mut Cluster, left: &Left) -> caravan_kv::Result<Centres> {
     let Left { clusters, dimensions, .. } = *left;
     let mut client = cluster.client()?;
     let table = client.create_table(&centres_spec(left))?;
@@ -124,26 +121,19 @@ fn centres(cluster: &mut Cluster, worker: usize, left: &Left) -> caravan_kv::Res
     Ok(Centres::new(dimensions, client.wait(pulled)?.values::<f64>().to_vec()))
 }
 
-/// The stages of a problem.
+/// The stages of a problem, and one in which a worker publishes the centres.
 struct Stages<'a, P> {
     problem: &'a Problem,
     begun: usize,
+    is_published: bool,
     /// The workers of the last stage.
     from: Vec<usize>,
     first: u64,
     seconds: f64,
     worker_seconds: f64,
     progress: P,
-    last: &'a mut Option<Finished>,
-}
-
-/// The last stage that has ended.
-struct Finished {
-    progress: Progress,
-    /// Coordinates of a point.
-    dimensions: usize,
-    /// A worker that has its centres.
-    worker: usize,
+    /// The last stage that has ended.
+    last: &'a mut Option<(Progress, Left)>,
 }
 
 impl<P: FnMut(&Progress)> Stages<'_, P> {
@@ -173,20 +163,33 @@ impl<P: FnMut(&Progress)> Stages<'_, P> {
         };
         (self.progress)(&progress);
         self.from.clone_from(&last.workers);
-        let (dimensions, worker) = (reports.first()?.dimensions, *last.workers.first()?);
-        *self.last = Some(Finished { progress, dimensions, worker });
+        let Problem { clusters, replicas, .. } = *self.problem;
+        let dimensions = reports.first()?.dimensions;
+        *self.last = Some((progress, Left { stage, clusters, dimensions, replicas }));
         Some(())
+    }
+
+    /// Has a worker of the last stage publish its centres.
+    fn publish(&mut self) -> Option<Stage> {
+        self.is_published = true;
+        let (_, left) = self.last.as_ref()?;
+        let body = serde_json::to_value(left).ok()?;
+        let worker = BTreeSet::from([*self.from.first()?]);
+        Some(Stage::new(PUBLISH, body, Wants::These(worker)))
     }
 }
 
 impl<P: FnMut(&Progress)> Task for Stages<'_, P> {
     fn next(&mut self, last: Option<&Ended>) -> Option<Stage> {
-        last.map_or(Some(()), |last| self.ended(last))?;
-        let Problem { files, clusters, seed, stages, replicas, stop } = self.problem;
-        if last.is_some() && stop.load(Ordering::Relaxed) {
+        if self.is_published {
             return None;
         }
-        let batches = *stages.get(self.begun)?;
+        last.map_or(Some(()), |last| self.ended(last))?;
+        let Problem { files, clusters, seed, stages, replicas, stop } = self.problem;
+        let stops = last.is_some() && stop.load(Ordering::Relaxed);
+        let Some(batches) = stages.get(self.begun).copied().filter(|_| !stops) else {
+            return self.publish();
+        };
         let (clusters, seed, replicas, first) = (*clusters, *seed, *replicas, self.first);
         let (files, from) = (files.clone(), self.from.clone());
         let order = Order { files, clusters, seed, batches, replicas, first, from };

@@ -18,7 +18,7 @@ use crate::task::{ModelStore, Models, Part};
 /// Name of this app.
 pub(super) const APP: &str = "kmeans";
 
-/// Name of the app that publishes the centres of a stage, and of the responder that hands them on.
+/// Name of the app that publishes the centres of a stage.
 pub(super) const PUBLISH: &str = "kmeans centres";
 
 /// Id of the table of the last centres; those of stages follow.
@@ -27,11 +27,11 @@ const CENTRES: u32 = 1;
 /// Simulated time for one coordinate of a point and one centre.
 const ENTRY: Duration = Duration::from_nanos(1);
 
-/// Adds the app to those of a cluster whose workers train.
-pub fn apps(apps: Apps) -> Apps {
-    let (models, apps) = ModelStore::named(apps, PUBLISH);
+/// Adds the apps of a cluster whose workers train; their centres stay in `models`.
+pub fn apps(apps: Apps, models: &ModelStore) -> Apps {
     let kept = models.clone();
     let apps = apps.with(PUBLISH, move || Box::new(Publishes { models: kept.models() }));
+    let models = models.clone();
     let store = Arc::new(DataStore::default());
     apps.with(APP, move || {
         Box::new(Kmeans { store: store.clone(), models: models.models(), loaded: None })
@@ -103,10 +103,12 @@ impl App for Publishes {
         node: &mut WorkerNode,
         input: serde_json::Value,
     ) -> Result<serde_json::Value, String> {
-        let left: Left = serde_json::from_value(input).map_err(|error| error.to_string())?;
+        let (part, _) = Part::of(node, input)?;
+        let left: Left =
+            serde_json::from_value(part.body.clone()).map_err(|error| error.to_string())?;
         let Left { stage, clusters, dimensions, .. } = left;
-        let from = node.rank;
-        let centres = centres_of(dimensions, &self.models.read(node, &model(stage), &[from])?);
+        let kept = self.models.take(node, &part, &model(stage), node.rank)?;
+        let centres = centres_of(dimensions, &kept);
         let keys: Vec<u64> = (0..clusters as u64).collect();
         let worker = &mut node.worker;
         let pushed = worker.create_table(&centres_spec(&left)).and_then(|table| {
@@ -146,18 +148,19 @@ impl App for Kmeans {
         input: serde_json::Value,
     ) -> Result<serde_json::Value, String> {
         let (part, rank) = Part::of(node, input)?;
-        let order = serde_json::from_value(part.body).map_err(|error| error.to_string())?;
+        let order: Order =
+            serde_json::from_value(part.body.clone()).map_err(|error| error.to_string())?;
         self.load(node, &order)?;
         let loaded = self.loaded.as_ref().ok_or("there are no points")?;
         let dimensions = loaded.points.dimensions();
         let before = traffic(node);
-        let first = first_centres(&mut self.models, loaded, node, (&order, part.stage))?;
+        let first = first_centres(&mut self.models, loaded, node, (&order, &part))?;
         let taken = traffic(node) - before;
         let mut stage = Stage { node, loaded, order: &order, rank, stage: part.stage };
         let (centres, objective) = stage.run(&first).map_err(|error| error.to_string())?;
         let trained = traffic(node);
         let bytes: Vec<u8> = centres.values().iter().flat_map(|it| it.to_le_bytes()).collect();
-        self.models.keep(node, &model(part.stage), bytes);
+        self.models.keep(node, &part, &model(part.stage), bytes);
         let handover_bytes = taken + traffic(node) - trained;
         serde_json::to_value(Report { objective, dimensions, handover_bytes })
             .map_err(|error| error.to_string())
@@ -175,15 +178,15 @@ fn first_centres(
     models: &mut Models,
     loaded: &Loaded,
     node: &mut WorkerNode,
-    (order, stage): (&Order, usize),
+    (order, part): (&Order, &Part),
 ) -> Result<Centres, String> {
-    let Some(before) = stage.checked_sub(1) else {
+    let Some(before) = part.stage.checked_sub(1) else {
         return Ok(Centres::at(&loaded.points, &loaded.order[..order.clusters]));
     };
-    let centres = models.read(node, &model(before), &order.from)?;
+    let centres = models.read(node, part, &model(before), &order.from)?;
     // All have them now. Who waits here answers at once.
     node.barrier("centres").map_err(|error| error.to_string())?;
-    models.free(node, &model(before));
+    models.free(node, part, &model(before));
     Ok(centres_of(loaded.points.dimensions(), &centres))
 }
 

@@ -1,16 +1,17 @@
 //! Runs the stages of tasks on a cluster, as the queue decides.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use caravan_kv::error::with_sources;
-use caravan_kv::{Cluster, Target, TaskId};
+use caravan_kv::{Cluster, Desk, Target, TaskId};
 
+use super::models::free_models_of;
 use super::place::Wants;
 use super::queue::{Queue, Start};
 use super::schedule::Schedule;
 use super::trigger::Trigger;
-use super::{Ended, Part, Stage, Task};
+use super::{Ended, Order, Stage, Task};
 use crate::{Error, Result};
 
 /// Longest wait for a stage to end while no trigger is due.
@@ -35,6 +36,9 @@ struct Known<'a> {
     stage: Option<Stage>,
     /// Stages begun.
     begun: usize,
+    /// The first of them, and all workers that have run one.
+    first: Option<TaskId>,
+    workers: BTreeSet<usize>,
     outcome: Outcome,
 }
 
@@ -59,7 +63,9 @@ impl<'a> Engine<'a> {
     pub fn submit(&mut self, task: impl Task + 'a) -> usize {
         let number = self.tasks.len();
         let task: Option<Box<dyn Task + 'a>> = Some(Box::new(task));
-        self.tasks.push(Known { task, stage: None, begun: 0, outcome: Ok(None) });
+        let (first, workers) = (None, BTreeSet::new());
+        let known = Known { task, stage: None, begun: 0, first, workers, outcome: Ok(None) };
+        self.tasks.push(known);
         self.proceed(number, None);
         number
     }
@@ -99,10 +105,7 @@ impl<'a> Engine<'a> {
         match waits {
             Some(Ok(())) => {}
             Some(Err(why)) => self.give_up(number, why),
-            None => {
-                self.tasks[number].task = None;
-                self.queue.forget(number);
-            }
+            None => self.forget(number),
         }
     }
 
@@ -110,8 +113,19 @@ impl<'a> Engine<'a> {
     fn give_up(&mut self, number: usize, why: String) {
         let known = &mut self.tasks[number];
         known.outcome = Err(format!("stage {} of task {number}: {why}", known.begun));
-        known.task = None;
+        self.forget(number);
+    }
+
+    /// Forgets a task that has ended, here and where it has run.
+    fn forget(&mut self, number: usize) {
         self.queue.forget(number);
+        let known = &mut self.tasks[number];
+        known.task = None;
+        if let Some(first) = known.first {
+            let free = |desk: &mut Desk| free_models_of(first, &known.workers, desk);
+            // Where a node is lost the job ends, and its models with it.
+            drop(self.cluster.desk(free));
+        }
     }
 
     fn start(&mut self, start: Start) -> Result<()> {
@@ -122,16 +136,20 @@ impl<'a> Engine<'a> {
             lay_out(self.cluster, drained).map_err(failed)?;
         }
         let workers: Vec<usize> = workers.into_iter().collect();
-        let part = Part {
+        known.workers.extend(&workers);
+        let order = Order {
+            task: known.first,
             stage: known.begun,
             workers: workers.clone(),
             threads: stage.threads,
             body: stage.body,
         };
-        let input = serde_json::to_value(&part).map_err(|error| failed(error.into()))?;
+        let input = serde_json::to_value(&order).map_err(|error| failed(error.into()))?;
         let began = self.cluster.now();
         let number = self.cluster.submit(Target::Some(workers), &stage.app, &input);
-        self.running.insert(number.map_err(failed)?, Running { task, began });
+        let number = number.map_err(failed)?;
+        known.first.get_or_insert(number);
+        self.running.insert(number, Running { task, began });
         Ok(())
     }
 

@@ -25,10 +25,11 @@ mod trigger;
 
 use std::time::Duration;
 
+use caravan_kv::TaskId;
 use serde::{Deserialize, Serialize};
 
 pub use self::engine::{Engine, Outcome};
-pub use self::models::{ModelStore, Models};
+pub use self::models::{ModelStore, Models, Owner};
 pub use self::parallelism::Climb;
 pub use self::place::Wants;
 pub use self::queue::{Queue, Start};
@@ -83,8 +84,10 @@ impl Task for std::vec::IntoIter<Stage> {
 }
 
 /// What an app of a stage gets as its input.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Part {
+    /// The task of this stage, by the number that its first stage has on the cluster.
+    pub task: TaskId,
     /// Number of this stage in its task, from 0.
     pub stage: usize,
     /// The workers of the stage, ascending.
@@ -93,6 +96,17 @@ pub struct Part {
     pub threads: usize,
     /// The input of the stage.
     pub body: serde_json::Value,
+}
+
+/// What the engine sends for it.
+#[derive(Serialize, Deserialize)]
+struct Order {
+    /// `None` with the first stage, whose own number this is.
+    task: Option<TaskId>,
+    stage: usize,
+    workers: Vec<usize>,
+    threads: usize,
+    body: serde_json::Value,
 }
 
 impl Part {
@@ -105,9 +119,11 @@ impl Part {
         node: &caravan_kv::WorkerNode,
         input: serde_json::Value,
     ) -> Result<(Part, usize), String> {
-        let part: Part = serde_json::from_value(input).map_err(|error| error.to_string())?;
-        let rank = part.workers.iter().position(|worker| *worker == node.rank);
+        let order = serde_json::from_value(input).map_err(|error| error.to_string())?;
+        let Order { task, stage, workers, threads, body } = order;
+        let rank = workers.iter().position(|worker| *worker == node.rank);
         let rank = rank.ok_or_else(|| format!("the stage is not for worker {}", node.rank))?;
-        Ok((part, rank))
+        let task = task.unwrap_or(node.task());
+        Ok((Part { task, stage, workers, threads, body }, rank))
     }
 }

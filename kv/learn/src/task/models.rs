@@ -8,14 +8,19 @@
 //! A worker keeps its model at the end of a stage. A worker of the next stage takes it from the
 //! worker that has it, or several read it there: where both are in one process nothing is sent,
 //! else the model comes in pieces by requests between nodes. Servers take no part.
+//!
+//! A model belongs to a task or to the job, and is freed with it where nobody has taken it. When a
+//! task has ended the engine tells the workers that have run its stages.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use caravan_kv::{Apps, Asked, Desk, NodeName, WorkerNode};
+use caravan_kv::{Apps, Asked, Desk, NodeName, TaskId, WorkerNode};
 use serde::{Deserialize, Serialize};
+
+use super::Part;
 
 /// Bytes of a model in one answer.
 const PIECE: usize = 256 << 10;
@@ -23,13 +28,41 @@ const PIECE: usize = 256 << 10;
 /// How long a worker may take to answer: it does while it waits for a task, an answer or others.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(600);
 
-/// Name of the responder of most stores.
+/// Name of the responder of stores.
 const RESPONDER: &str = "models of stages";
 
-/// A model of a job that a worker keeps.
+/// Asks for a piece of a model: [`Wanted`].
+const PIECE_OF: i32 = 0;
+
+/// Says that a task has ended: its [`TaskId`].
+const TASK_ENDED: i32 = 1;
+
+/// Whose a model is. Where nobody has taken it, it is freed with this.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Owner {
+    /// The task of this [`Part::task`]. Other tasks can have models of the same name.
+    Task(TaskId),
+    /// The part of the job of this name, for tasks that come later.
+    Job(String),
+}
+
+impl Owner {
+    /// The part of the job that this worker runs a task of.
+    pub fn job(node: &WorkerNode) -> Owner {
+        Owner::Job(node.job.clone())
+    }
+}
+
+impl From<&Part> for Owner {
+    fn from(part: &Part) -> Owner {
+        Owner::Task(part.task)
+    }
+}
+
+/// A model that a worker keeps.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 struct Name {
-    job: String,
+    owner: Owner,
     model: String,
     /// The worker.
     rank: usize,
@@ -37,11 +70,10 @@ struct Name {
 
 type Kept = BTreeMap<Name, Arc<[u8]>>;
 
-/// The models that workers of this process keep.
-#[derive(Debug, Clone)]
+/// The models that workers of this process keep. Apps of one process that keep models share one.
+#[derive(Debug, Clone, Default)]
 pub struct ModelStore {
     all: Arc<Mutex<Kept>>,
-    responder: Arc<str>,
     /// Pieces sent to workers of other processes.
     sent: Arc<AtomicU64>,
 }
@@ -49,15 +81,9 @@ pub struct ModelStore {
 impl ModelStore {
     /// A store, and the apps with what gives its models to workers of other processes.
     pub fn with(apps: Apps) -> (ModelStore, Apps) {
-        ModelStore::named(apps, RESPONDER)
-    }
-
-    /// As [`ModelStore::with`], for a store beside others: `responder` is its own.
-    pub fn named(apps: Apps, responder: &str) -> (ModelStore, Apps) {
-        let (all, sent) = Default::default();
-        let store = ModelStore { all, responder: responder.into(), sent };
+        let store = ModelStore::default();
         let served = store.clone();
-        let apps = apps.with_responder(responder, move || {
+        let apps = apps.with_responder(RESPONDER, move || {
             let store = served.clone();
             Box::new(move |desk: &mut Desk, asked: Asked| store.answer(desk, &asked))
         });
@@ -89,19 +115,31 @@ impl ModelStore {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Answers a worker with the length of a model and a piece of it, and frees the model if it
-    /// says so.
+    /// Answers a worker that wants a model, or frees those of a task.
     fn answer(&self, desk: &mut Desk, asked: &Asked) {
-        self.sent.fetch_add(1, Ordering::Relaxed);
-        let answered = match self.piece(&asked.body) {
-            Ok(piece) => desk.answer(asked.token, &piece),
+        let answer = match asked.command {
+            PIECE_OF => self.piece(&asked.body),
+            TASK_ENDED => self.free(&asked.body),
+            other => Err(format!("models have no command {other}")),
+        };
+        let answered = match answer {
+            Ok(answer) => desk.answer(asked.token, &answer),
             Err(why) => desk.refuse(asked.token, &why),
         };
         // Each request is answered here, once.
         let _ = answered;
     }
 
+    fn free(&self, body: &[u8]) -> Result<Vec<u8>, String> {
+        let task = serde_json::from_slice(body).map_err(|error| error.to_string())?;
+        let ended = Owner::Task(task);
+        self.all().retain(|name, _| name.owner != ended);
+        Ok(Vec::new())
+    }
+
+    /// The length of a model and a piece of it. Frees the model if the worker says so.
     fn piece(&self, body: &[u8]) -> Result<Vec<u8>, String> {
+        self.sent.fetch_add(1, Ordering::Relaxed);
         let Wanted { name, at, frees } =
             serde_json::from_slice(body).map_err(|error| error.to_string())?;
         let mut all = self.all();
@@ -117,9 +155,17 @@ impl ModelStore {
 }
 
 impl Name {
+    fn new(owner: impl Into<Owner>, model: &str, rank: usize) -> Name {
+        Name { owner: owner.into(), model: model.to_owned(), rank }
+    }
+
     fn is_missing(&self) -> String {
-        let Name { job, model, rank } = self;
-        format!("worker {rank} has no model {model:?} of job {job:?}: it was taken, or never kept")
+        let Name { owner, model, rank } = self;
+        let owner = match owner {
+            Owner::Task(_) => "this task".to_owned(),
+            Owner::Job(job) => format!("job {job:?}"),
+        };
+        format!("worker {rank} has no model {model:?} of {owner}: it was taken, or never kept")
     }
 }
 
@@ -132,6 +178,17 @@ struct Wanted {
     frees: bool,
 }
 
+/// Frees the models of a task that has ended, at the workers that have run it. Nobody waits: a
+/// worker does it when it waits for something itself.
+pub(super) fn free_models_of(task: TaskId, workers: &BTreeSet<usize>, desk: &mut Desk) {
+    for worker in workers {
+        let ask = |body: Vec<u8>| desk.ask(NodeName::Worker(*worker), RESPONDER, TASK_ENDED, &body);
+        let asked = serde_json::to_vec(&task).map_err(caravan_kv::Error::from).and_then(ask);
+        // A worker without a store has no models, one that is lost neither.
+        drop(asked.and_then(|request| desk.then(request, |_, _| ())));
+    }
+}
+
 /// The models of an app, which are freed with it.
 #[derive(Debug)]
 pub struct Models {
@@ -140,13 +197,20 @@ pub struct Models {
 }
 
 impl Models {
-    /// Keeps a model until a worker of the next stage takes it, in place of one of that name.
-    pub fn keep(&mut self, node: &WorkerNode, model: &str, bytes: impl Into<Arc<[u8]>>) {
-        let name = name(node, model, node.rank);
-        self.store.all().insert(name.clone(), bytes.into());
-        if !self.kept.contains(&name) {
-            self.kept.push(name);
-        }
+    /// Keeps a model until a worker takes it or its owner ends, in place of one of that name.
+    pub fn keep(
+        &mut self,
+        node: &WorkerNode,
+        owner: impl Into<Owner>,
+        model: &str,
+        bytes: impl Into<Arc<[u8]>>,
+    ) {
+        let name = Name::new(owner, model, node.rank);
+        let mut all = self.store.all();
+        all.insert(name.clone(), bytes.into());
+        // Others may have been taken, or freed.
+        self.kept.retain(|kept| *kept != name && all.contains_key(kept));
+        self.kept.push(name);
     }
 
     /// Takes the model that worker `from` has kept; it has it no longer.
@@ -156,10 +220,11 @@ impl Models {
     pub fn take(
         &self,
         node: &mut WorkerNode,
+        owner: impl Into<Owner>,
         model: &str,
         from: usize,
     ) -> Result<Arc<[u8]>, String> {
-        let name = name(node, model, from);
+        let name = Name::new(owner, model, from);
         if let Some(model) = self.store.all().remove(&name) {
             return Ok(model);
         }
@@ -177,22 +242,25 @@ impl Models {
     pub fn read(
         &self,
         node: &mut WorkerNode,
+        owner: impl Into<Owner>,
         model: &str,
         from: &[usize],
     ) -> Result<Arc<[u8]>, String> {
+        let owner = owner.into();
+        let name = |rank: usize| Name::new(owner.clone(), model, rank);
         let all = self.store.all();
-        let near = from.iter().find_map(|rank| all.get(&name(node, model, *rank)).cloned());
+        let near = from.iter().find_map(|rank| all.get(&name(*rank)).cloned());
         drop(all);
         if let Some(model) = near {
             return Ok(model);
         }
         let from = from.get(node.rank % from.len().max(1)).ok_or("nobody has kept a model")?;
-        self.fetch(node, &name(node, model, *from)).map(Into::into)
+        self.fetch(node, &name(*from)).map(Into::into)
     }
 
     /// Frees a model that this worker has kept, if it has it.
-    pub fn free(&mut self, node: &WorkerNode, model: &str) {
-        let name = name(node, model, node.rank);
+    pub fn free(&mut self, node: &WorkerNode, owner: impl Into<Owner>, model: &str) {
+        let name = Name::new(owner, model, node.rank);
         self.kept.retain(|kept| *kept != name);
         self.store.all().remove(&name);
     }
@@ -224,8 +292,9 @@ impl Models {
     fn ask(&self, node: &mut WorkerNode, wanted: &Wanted) -> Result<Vec<u8>, String> {
         let text = |error: caravan_kv::Error| error.to_string();
         let body = serde_json::to_vec(wanted).map_err(|error| error.to_string())?;
-        let (from, responder) = (wanted.name.rank, &self.store.responder);
-        let asked = node.desk(|desk| desk.ask(NodeName::Worker(from), responder, 0, &body));
+        let from = wanted.name.rank;
+        let ask = |desk: &mut Desk| desk.ask(NodeName::Worker(from), RESPONDER, PIECE_OF, &body);
+        let asked = node.desk(ask);
         let request = asked.and_then(|request| request).map_err(text)?;
         let mut answers = node.wait_for(request, ANSWERS_WITHIN).map_err(text)?;
         answers.pop().ok_or_else(|| format!("worker {from} is not there"))?.outcome
@@ -237,8 +306,4 @@ impl Drop for Models {
         let mut all = self.store.all();
         self.kept.iter().for_each(|name| drop(all.remove(name)));
     }
-}
-
-fn name(node: &WorkerNode, model: &str, rank: usize) -> Name {
-    Name { job: node.job.clone(), model: model.to_owned(), rank }
 }
