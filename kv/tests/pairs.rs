@@ -1,6 +1,6 @@
 //! Goal: each pair of nodes takes the first van that works for both, in a cluster where not all
 //! take the same, and what is trained does not depend on that, nor on a cable that is cut for a
-//! while.
+//! while or a path on which all takes long.
 //! Method: two hosts, which are network namespaces, with a server and a worker each; this program
 //! starts itself in them. A driver there compares what two workers train with a run over sockets.
 #![allow(clippy::unwrap_used, reason = "tests")]
@@ -247,6 +247,32 @@ fn a_cut_cable_heals_without_loss() {
     }
 }
 
+/// Goal: a path on which everything takes long changes nothing but the time. Method: each packet
+/// from one host to the other takes 200 ms, both ways. Few kernels of hosts can do that; that of
+/// the machine in which `ci/rdma` runs can.
+fn a_slow_path_changes_nothing() {
+    let Some(hosts) = Hosts::start() else { return };
+    let quick = train(&hosts, "tcp", |command| command);
+    let delay = |name: &String| {
+        let netem = "qdisc add dev eth0 root netem delay 200ms limit 100000".split(' ');
+        let tc = Command::new("tc").args(["-n", name]).args(netem).status();
+        tc.is_ok_and(|status| status.success())
+    };
+    if !hosts.0.iter().all(delay) {
+        eprintln!("skipped: this kernel delays no packets, or iproute2 is not installed");
+        return;
+    }
+    for van in ["tcp", "auto"] {
+        let slow = train(&hosts, van, |command| command);
+        for (slow, quick) in slow.iter().zip(&quick) {
+            assert!(slow["bits"] == quick["bits"], "the same to the bit");
+            let longest = slow["longest"].as_f64().unwrap();
+            println!("{}: the longest step took {longest:.1} s", slow["vans"]);
+            assert!(longest > 0.8, "a push and a pull took {longest} s together");
+        }
+    }
+}
+
 /// Goal: a node without the right to share memory with others of its host goes on by sockets.
 /// Method: a worker in a user namespace of its own, whose user is another one to the rest.
 fn who_may_not_share_memory_takes_sockets() {
@@ -277,6 +303,7 @@ fn main() -> ExitCode {
         each_pair_takes_its_own_van_and_the_same_is_trained,
         who_may_not_share_memory_takes_sockets,
         a_cut_cable_heals_without_loss,
+        a_slow_path_changes_nothing,
     ];
     processes::main(tests, &Handles::default(), &apps(), drive)
 }
