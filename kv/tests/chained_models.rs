@@ -306,21 +306,23 @@ fn run(seed: u64) -> (Fault, ChainCounters, u64) {
 
 /// Runs these seeds, and prints what happened in them.
 fn both_promises_are_kept(seeds: u64) {
-    let mut totals: BTreeMap<(String, Fault), [u64; 6]> = BTreeMap::new();
+    let mut totals: BTreeMap<(String, Fault), [u64; 7]> = BTreeMap::new();
     for_each_seed(seeds, |seed| {
         let (fault, counters, reads) = run(seed);
-        let ChainCounters { passed_again, repeated, awaited, copied, .. } = counters;
+        let ChainCounters { passed_again, repeated, awaited, copied, gathered, .. } = counters;
         let total = totals.entry((model(seed).to_string(), fault)).or_default();
-        let of = [1, passed_again, repeated, awaited, copied, reads];
+        let of = [1, passed_again, repeated, awaited, copied, reads, gathered];
         total.iter_mut().zip(of).for_each(|(total, it)| *total += it);
     });
-    println!("model, fault: runs, passed on again, repeated, waited for the model, copies, reads");
+    println!(
+        "model, fault: runs, passed on again, repeated, waited for the model, copies, reads, gathered"
+    );
     totals.iter().for_each(|((model, fault), total)| println!("{model}, {fault:?}: {total:?}"));
     if std::env::var("CARAVAN_SEED").is_ok() {
         return;
     }
     let sum = |of: usize| totals.values().map(|total| total[of]).sum::<u64>();
-    assert!((1..6).all(|of| sum(of) > 0), "something was never tried");
+    assert!((1..7).all(|of| sum(of) > 0), "something was never tried");
 }
 
 #[test]
@@ -379,6 +381,69 @@ fn an_iteration_under_bsp_has_as_many_pushes_as_one_lane_has_room_for() {
     });
     driver.join().unwrap_or_else(|stopped| panic!("{stopped}"));
     stop.store(true, Ordering::Relaxed);
+}
+
+/// Replication after aggregation: where workers push the same keys, all of an iteration cost a copy
+/// as many bytes as one of them, and no bit of a sum is another one.
+#[test]
+fn the_pushes_of_an_iteration_go_to_copies_as_one() {
+    const WIDTH: usize = 10_000;
+    const LAST: u64 = 5;
+    const SHARDS: u64 = 9; // three for each server
+    let pushed = |rank: u64, clock: u64| -> Vec<f32> {
+        let value = |at: usize| 1.0 / (1 + at as u64 + 7 * rank + 31 * clock) as f32;
+        (0..KEYS as usize * WIDTH).map(value).collect()
+    };
+    for (workers, replicas) in [(1, 1), (4, 1), (3, 2)] {
+        let network = Network::new(1, Faults::none());
+        let run = Run { credits: 64, ..Run::of(Model::Bsp) };
+        let (addresses, stop) = run.start(&network, 3);
+        let spec = TableSpec::new(1, "sums", ValueType::F32, WIDTH as u32);
+        let spec = spec.keys(KeyRange::new(0, KEYS).unwrap()).placement(Placement::Even(3));
+        let spec = spec.consistency(Model::Bsp, workers as u32).replicas(replicas);
+        let nodes: Vec<_> = (0..workers)
+            .map(|rank| {
+                let (run, addresses, spec) = (run.clone(), addresses.clone(), spec.clone());
+                network.spawn(&format!("worker {rank}"), move |network| {
+                    let mut worker = run.connect(network, 100 + rank as u32, &addresses);
+                    let table = worker.create_table(&spec).unwrap();
+                    worker.join(table).unwrap();
+                    let keys: Vec<u64> = (0..KEYS).collect();
+                    for clock in 1..=LAST {
+                        let pulled = worker.pull(table, &keys).unwrap();
+                        worker.wait(pulled).unwrap();
+                        let push = worker.push(table, &keys, &pushed(rank, clock)).unwrap();
+                        // The end of an iteration is a request of its own, or is in its last push.
+                        let end = worker.advance(table).unwrap();
+                        [push, end].into_iter().for_each(|it| drop(worker.wait(it).unwrap()));
+                    }
+                    let pulled = worker.pull(table, &keys).unwrap();
+                    let sums = worker.wait(pulled).unwrap().values::<f32>().to_vec();
+                    let left = worker.leave(table).unwrap();
+                    worker.wait(left).unwrap();
+                    sums
+                })
+            })
+            .collect();
+        let sums = nodes.into_iter().map(|node| node.join().unwrap());
+        let mut expected = vec![0.0_f32; KEYS as usize * WIDTH];
+        for (clock, rank) in (1..=LAST).flat_map(|it| (0..workers).map(move |rank| (it, rank))) {
+            expected.iter_mut().zip(pushed(rank, clock)).for_each(|(sum, it)| *sum += it);
+        }
+        for sums in sums {
+            assert!(sums == expected, "{workers} workers, {replicas} replicas");
+        }
+        stop.store(true, Ordering::Relaxed);
+        network.sleep(Duration::from_millis(2));
+        let ChainCounters { gathered, bytes, .. } = run.oracle.counters();
+        let copies = u64::from(replicas) * LAST;
+        let of_one = KEYS * (8 + 4 * WIDTH as u64);
+        println!(
+            "{workers} workers, {replicas} replicas: {gathered} pushes gathered, {bytes} bytes"
+        );
+        assert_eq!(gathered, if workers > 1 { workers * LAST * SHARDS } else { 0 });
+        assert!(bytes < copies * of_one * 102 / 100, "{bytes} bytes");
+    }
 }
 
 /// What comes while others wait for their turn is not the reason to ask about all of them again.

@@ -178,6 +178,12 @@ pub trait Shard {
         Err("shards of this table's handle cannot be moved".to_owned())
     }
 
+    /// As [`Shard::give`], the rows of these sorted keys alone; returns whether all of them have
+    /// one, and such shards give rows so.
+    fn give_of(&self, _keys: &[u64], _extract: &mut Extract) -> bool {
+        false
+    }
+
     /// Replaces rows by those of an [`Extract`] of another shard of the same table.
     ///
     /// # Errors

@@ -493,6 +493,24 @@ impl<V: Number, R: Rule<V>> Shard for Rows<V, R> {
         Ok(rows.next().map(|(key, _)| key))
     }
 
+    fn give_of(&self, keys: &[u64], extract: &mut Extract) -> bool {
+        let mut found = Found::default();
+        self.find(keys, &mut found);
+        if found.missing() > 0 {
+            return false;
+        }
+        extract.keys.extend_from_slice(keys);
+        let hidden = self.hidden();
+        let mut copy = |row: u32| self.chunks.copy(row, hidden, &mut extract.values);
+        for piece in found.pieces(self.chunks.shift()) {
+            match piece {
+                Piece::Run { row, len } => (row..row + len as u32).for_each(&mut copy),
+                Piece::Rows(rows) => rows.iter().copied().for_each(&mut copy),
+            }
+        }
+        true
+    }
+
     fn take(
         &mut self,
         keys: &[u64],

@@ -16,6 +16,9 @@
 //! after a loss. So a copy always has the beginning of what the one before it has, and all that was
 //! ever answered.
 //!
+//! Under BSP all pushes of an iteration are applied at its end, one behind the other. They go on
+//! together, as the rows that they have changed, where these take fewer bytes (`gathered.rs`).
+//!
 //! Who is in a chain follows from the [`View`], of which the scheduler tells servers, and workers
 //! before they ask anything that depends on it. A thread that finds another one behind itself asks
 //! it to follow (`Follow`). If that has no copy, it gets one: all rows, a piece at a time beside
@@ -26,6 +29,7 @@
 //!
 //! Path: codec > thread > **tables** > shard > store > answer.
 
+mod gathered;
 mod marks;
 mod models;
 mod serve;
@@ -90,6 +94,8 @@ pub(in crate::server) struct Chain {
     unconfirmed: VecDeque<Unconfirmed>,
     /// How many of these, from the front, were posted on the present lane.
     posted: usize,
+    /// What was applied and is to go on together; nothing else is applied before it has.
+    gathered: Vec<Unconfirmed>,
     /// Requests that wait for room or for the next thread.
     held: VecDeque<Held>,
     /// Requests that wait for the table's model, in its order, and that of their arrival.
@@ -129,19 +135,19 @@ struct Copying {
     behind: usize,
 }
 
-/// A request that was applied here.
+/// A request that was applied here, or several that go on together.
 struct Unconfirmed {
     /// Number of the message that took it to the next thread; 0 before there is one.
     number: u64,
     inputs: Inputs,
-    /// `None` if nobody waits for the answer any more.
-    reply: Option<Reply>,
+    /// To those who wait for an answer.
+    replies: Vec<Reply>,
 }
 
 /// What a request does to a shard.
 struct Inputs {
-    /// A push, a command, rows of a checkpoint, what a worker says of its clock, or what does
-    /// nothing: a pull, or a request that was refused.
+    /// A push, a command, rows of a checkpoint, what a worker says of its clock, rows that several
+    /// pushes have changed, or what does nothing: a pull, or a request that was refused.
     op: Op,
     /// The bits of a push that ends its worker's iteration.
     ends: u8,
@@ -167,6 +173,10 @@ struct Reply {
 pub struct ChainCounters {
     /// Requests passed on.
     pub passed: u64,
+    /// Of these, pushes that went together with others, as the rows that they have changed.
+    pub gathered: u64,
+    /// Bytes of their keys and values.
+    pub bytes: u64,
     /// Of these, requests that were passed on before, to another thread or on a lane that broke.
     pub passed_again: u64,
     /// Pushes that came again and had been applied.
@@ -188,6 +198,8 @@ pub struct ChainCounters {
 impl AddAssign for ChainCounters {
     fn add_assign(&mut self, other: ChainCounters) {
         self.passed += other.passed;
+        self.gathered += other.gathered;
+        self.bytes += other.bytes;
         self.passed_again += other.passed_again;
         self.repeated += other.repeated;
         self.held += other.held;
@@ -248,6 +260,7 @@ impl Chain {
             copying: None,
             unconfirmed: VecDeque::new(),
             posted: 0,
+            gathered: Vec::new(),
             held: VecDeque::new(),
             awaiting: Vec::new(),
         })
@@ -352,7 +365,7 @@ impl Chain {
                 self.unconfirmed.push_back(item);
             }
             (Some(mut way), Link::Copies { .. }) => {
-                let reply = item.reply.take();
+                let replies = std::mem::take(&mut item.replies);
                 match &mut self.copying {
                     _ if item.inputs.op == Op::Pull => {}
                     Some(copying) => {
@@ -362,10 +375,10 @@ impl Chain {
                     None if way.replicate(&item.inputs).is_some() => {}
                     None => self.link = Link::Unasked, // it begins anew
                 }
-                reply.into_iter().for_each(|reply| reply.send(way.lanes, broken));
+                replies.into_iter().for_each(|reply| reply.send(way.lanes, broken));
             }
             (Some(way), Link::Failed) => {
-                item.reply.take().into_iter().for_each(|reply| reply.send(way.lanes, broken));
+                item.replies.into_iter().for_each(|reply| reply.send(way.lanes, broken));
             }
             (Some(_), Link::Unasked | Link::Asked) | (None, _) => self.unconfirmed.push_back(item),
         }
@@ -374,7 +387,7 @@ impl Chain {
     /// Answers everything, since nobody has to confirm it.
     fn answer_all(&mut self, lanes: &mut Lanes, broken: &mut Vec<PeerId>) {
         self.posted = 0;
-        let replies = self.unconfirmed.drain(..).filter_map(|it| it.reply);
+        let replies = self.unconfirmed.drain(..).flat_map(|it| it.replies);
         replies.for_each(|reply| reply.send(lanes, broken));
     }
 
@@ -487,8 +500,8 @@ impl Chain {
     fn forget(&mut self, peer: PeerId) {
         self.held.retain(|held| held.peer != peer);
         self.awaiting.retain(|awaiting| awaiting.held.peer != peer);
-        for item in &mut self.unconfirmed {
-            item.reply.take_if(|reply| reply.to.peer == peer);
+        for item in self.unconfirmed.iter_mut().chain(&mut self.gathered) {
+            item.replies.retain(|reply| reply.to.peer != peer);
         }
     }
 }
@@ -559,9 +572,10 @@ impl Chains {
     ) {
         let mut broken = std::mem::take(&mut self.broken);
         if chain.next.is_none() {
-            item.reply.into_iter().for_each(|reply| reply.send(lanes, &mut broken));
+            item.replies.into_iter().for_each(|reply| reply.send(lanes, &mut broken));
         } else {
             self.counters.passed += 1;
+            self.counters.bytes += item.inputs.payload() as u64;
             chain.pass_on(self.way(lanes, chain.next, index, place), &mut broken, item);
         }
         self.is_due |= !broken.is_empty() || chain.posted < chain.unconfirmed.len();
@@ -607,11 +621,15 @@ impl Inputs {
         Inputs { op, ends, keys, lengths, values, ..nothing }
     }
 
+    /// Bytes of keys and values.
+    fn payload(&self) -> usize {
+        let Inputs { keys, lengths, values, .. } = self;
+        size_of_val(&keys[..]) + size_of_val(&lengths[..]) + values.len()
+    }
+
     /// Bytes of memory that they take until they are confirmed.
     fn bytes(&self) -> usize {
-        let Inputs { keys, lengths, values, .. } = self;
-        let lists = size_of_val(&keys[..]) + size_of_val(&lengths[..]) + values.len();
-        size_of::<Unconfirmed>() + lists
+        size_of::<Unconfirmed>() + self.payload()
     }
 }
 

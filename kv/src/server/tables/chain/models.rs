@@ -206,7 +206,7 @@ impl Tables {
         let mut is_busy = false;
         for entry in entries {
             let place = (entry.number, entry.range);
-            let Entry { chain: Some(chain), governor: Some(governor), .. } = entry else {
+            let Entry { chain: Some(chain), governor: Some(governor), shard, .. } = entry else {
                 continue;
             };
             if !chain.is_whole || !chain.is_first(chains, *index) {
@@ -224,7 +224,8 @@ impl Tables {
                 let sender = Sender { node: worker, incarnation: SCHEDULER };
                 chain.applied.note(sender);
                 let inputs = Inputs::leave(sender);
-                let item = Unconfirmed { number: 0, inputs, reply: None };
+                let item = Unconfirmed { number: 0, inputs, replies: Vec::new() };
+                chains.pass_gathered(lanes, chain, &**shard, *index, place);
                 chains.pass_on(lanes, chain, *index, place, item);
             }
             let looks = &mut chains.counters.looks;

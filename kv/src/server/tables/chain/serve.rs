@@ -108,7 +108,9 @@ impl Tables {
         message: &Message,
     ) {
         let Tables { entries, chains, last, index, .. } = self;
-        let Entry { number, range, chain: Some(chain), .. } = &mut entries[*last] else { return };
+        let Entry { number, range, chain: Some(chain), shard, .. } = &mut entries[*last] else {
+            return;
+        };
         let incarnation = chains.nodes.get(&client.peer).map(|node| node.incarnation);
         let (Some(incarnation), false) = (incarnation, chains.view.lost.contains(index)) else {
             return;
@@ -117,8 +119,11 @@ impl Tables {
         let mark = (Sender { node: client.node, incarnation }, timestamp);
         let inputs = Inputs::of(None, 0, mark, &Request::of(message, Op::Pull, client.node));
         let to = ReplyTo { peer: client.peer, table: *number, timestamp };
-        let item = Unconfirmed { number: 0, inputs, reply: Some(Reply { to, answer: Ok(None) }) };
-        chains.pass_on(lanes, chain, *index, (*number, *range), item);
+        let replies = vec![Reply { to, answer: Ok(None) }];
+        let item = Unconfirmed { number: 0, inputs, replies };
+        let place = (*number, *range);
+        chains.pass_gathered(lanes, chain, &**shard, *index, place);
+        chains.pass_on(lanes, chain, *index, place, item);
     }
 
     /// Applies what the thread before this one has applied, and passes it on.
@@ -167,7 +172,7 @@ impl Tables {
             let item = Unconfirmed {
                 number: 0,
                 inputs: Inputs::of(is_new.then_some(op), ends, mark, &request),
-                reply: Some(Reply { to, answer: Ok(None) }),
+                replies: vec![Reply { to, answer: Ok(None) }],
             };
             chains.pass_on(lanes, chain, *index, place, item);
         } else {
@@ -196,6 +201,10 @@ impl Entry {
             Fate::Waits(step) => return Ok(Some(step)),
             Fate::Goes { new, judged } => (new, judged),
         };
+        let gathers = new == Some(op) && self.gathers(op);
+        if !gathers {
+            self.pass_gathered(lanes, chains, index);
+        }
         let memory = lanes.memory().clone();
         let decoded = match &mut self.filters {
             Some(filters) if op.pushes() => {
@@ -241,8 +250,14 @@ impl Entry {
             request.keys = &gone;
         }
         let inputs = Inputs::of(effect, ends, mark, &request);
-        let item = Unconfirmed { number: 0, inputs, reply: Some(Reply { to, answer }) };
-        chains.pass_on(lanes, chain, index, place, item);
+        let item = Unconfirmed { number: 0, inputs, replies: vec![Reply { to, answer }] };
+        if gathers && effect == new {
+            chain.gathered.push(item);
+            chains.is_due = true;
+        } else {
+            chains.pass_gathered(lanes, chain, &**shard, index, place);
+            chains.pass_on(lanes, chain, index, place, item);
+        }
         Ok(None)
     }
 
@@ -347,6 +362,9 @@ impl Entry {
     ) -> Result<(), String> {
         let Entry { chain: Some(chain), shard, governor, .. } = self else { return Ok(()) };
         let memory = lanes.memory();
+        if op == Op::Rows {
+            return self.repeat_gathered(request, memory);
+        }
         if op == Op::Refused && !request.keys.is_empty() {
             shard.remove(request.keys)?;
         }

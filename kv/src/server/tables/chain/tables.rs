@@ -222,8 +222,7 @@ impl Tables {
                         chain.unconfirmed.pop_front_if(|item| item.number <= posted.number)
                 {
                     chain.posted -= 1;
-                    let reply = item.reply;
-                    reply.into_iter().for_each(|it| it.send(lanes, &mut chains.broken));
+                    item.replies.into_iter().for_each(|it| it.send(lanes, &mut chains.broken));
                 }
             }
             _ => {}
@@ -245,6 +244,8 @@ impl Tables {
         for entry in entries {
             let (number, range) = (entry.number, entry.range);
             let Some(chain) = entry.chain.as_mut().filter(|chain| chain.is_whole) else { continue };
+            let lanes = &mut endpoint.lanes;
+            chains.pass_gathered(lanes, chain, &*entry.shard, *index, (number, range));
             let next = chains.view.next(chain.first, chain.replicas, *index);
             if chain.next != next {
                 chain.turn_to(next);
@@ -385,9 +386,9 @@ impl Tables {
         let items = of.filter_map(|entry| entry.chain.as_mut()).flat_map(|chain| {
             self.moves.released.append(&mut chain.held);
             self.moves.released.extend(chain.awaiting.drain(..).map(|awaiting| awaiting.held));
-            chain.unconfirmed.drain(..)
+            chain.unconfirmed.drain(..).chain(chain.gathered.drain(..))
         });
-        let unconfirmed = items.filter_map(|item| item.reply).map(|reply| reply.to);
+        let unconfirmed = items.flat_map(|item| item.replies).map(|reply| reply.to);
         unconfirmed.chain(self.owed.take_of(table)).collect()
     }
 

@@ -120,8 +120,10 @@ impl Head {
     pub(super) fn op(self) -> Option<(Op, u8)> {
         let raw = u8::try_from(self.op).ok()?;
         let op = Op::from_raw(raw & !BITS)?;
-        let is_input =
-            matches!(op, Op::Push | Op::Pull | Op::Command | Op::Checkpoint | Op::Refused);
+        let is_input = matches!(
+            op,
+            Op::Push | Op::Pull | Op::Command | Op::Checkpoint | Op::Refused | Op::Rows
+        );
         (is_input || tells_clock(op)).then_some((op, raw & (FINISHES | DISCLOSES)))
     }
 

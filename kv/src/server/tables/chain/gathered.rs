@@ -1,0 +1,218 @@
+//! What goes on together: the pushes of an iteration, as the rows that they have changed.
+//!
+//! Under BSP the pushes of all workers are applied when their iteration ends, one behind the other,
+//! with nothing but clocks between them. So the first thread of a chain can apply all of them
+//! before it passes any on, and then pass on each row once, as all have left it: with n workers
+//! that push the same keys a copy costs the bytes of one of them. This is replication after
+//! aggregation (Li et al., "Scaling Distributed Machine Learning with the Parameter Server", OSDI
+//! 2014, section 4.3). Where rows take more bytes, as those of workers that push different keys or
+//! of rules with hidden values, the pushes go on as they are.
+//!
+//! The message says which requests are in its rows. A copy takes all of them at once, or none, so
+//! what comes again is known as before.
+//!
+//! Path: codec > thread > **tables** > shard > store > answer.
+
+use caravan_van::{KeyRange, Lanes, Pool};
+
+use super::marks::Sender;
+use super::{Chain, Chains, Inputs, Link, Unconfirmed};
+use crate::consistency::Access;
+use crate::op::{BITS, FINISHES, Op};
+use crate::server::shard::{Extract, Request, Shard};
+use crate::server::tables::Entry;
+
+/// Rows of one message take no more bytes than this, or than the longest push in it: that one had
+/// room.
+const BYTES_MAX: usize = 1 << 20;
+
+/// A request that is in rows.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Mark {
+    op: Op,
+    ends: u8,
+    sender: Sender,
+    timestamp: u64,
+    clock: u64,
+    /// If it is a clock: below which iteration its worker has announced its requests.
+    disclosed: u64,
+}
+
+impl Mark {
+    const BYTES: usize = 48;
+
+    fn of(inputs: &Inputs) -> Mark {
+        let Inputs { op, ends, sender, timestamp, clock, .. } = *inputs;
+        let disclosed = match op {
+            Op::Clock => inputs.values[..].try_into().map_or(0, u64::from_le_bytes),
+            _ => 0,
+        };
+        Mark { op, ends, sender, timestamp, clock, disclosed }
+    }
+
+    fn write(self, into: &mut Vec<u8>) {
+        let Mark { op, ends, sender, timestamp, clock, disclosed } = self;
+        let op = u64::from(op as u8 | ends);
+        let numbers = [op, sender.node.into(), sender.incarnation, timestamp, clock, disclosed];
+        numbers.iter().for_each(|number| into.extend(number.to_le_bytes()));
+    }
+
+    fn read(bytes: &[u8; Self::BYTES]) -> Option<Mark> {
+        let numbers: &[[u8; 8]; 6] = bytes.as_chunks().0.try_into().ok()?;
+        let [op, node, incarnation, timestamp, clock, disclosed] = numbers.map(u64::from_le_bytes);
+        let raw = u8::try_from(op).ok()?;
+        let (op, ends) = (Op::from_raw(raw & !BITS)?, raw & BITS);
+        let sender = Sender { node: node.try_into().ok()?, incarnation };
+        let is_one = matches!(op, Op::Push | Op::Clock);
+        is_one.then_some(Mark { op, ends, sender, timestamp, clock, disclosed })
+    }
+
+    /// The marks before the values of rows, and these.
+    fn read_all(values: &[u8]) -> Option<(Vec<Mark>, &[u8])> {
+        let (count, rest) = values.split_first_chunk()?;
+        let count = usize::try_from(u64::from_le_bytes(*count)).ok()?;
+        let (marks, values) = rest.split_at_checked(count.checked_mul(Self::BYTES)?)?;
+        let marks: Option<Vec<Mark>> = marks.as_chunks().0.iter().map(Mark::read).collect();
+        Some((marks?, values))
+    }
+}
+
+impl Inputs {
+    /// Of several pushes, and of what was said of clocks between them, that this shard has applied:
+    /// the rows that they have changed. `None` if these take more bytes, or are not to be had.
+    fn gathered(all: &[Unconfirmed], shard: &dyn Shard) -> Option<Inputs> {
+        let last = &all.last()?.inputs;
+        let pushes = || all.iter().map(|item| &item.inputs).filter(|it| it.op == Op::Push);
+        let mut keys: Vec<u64> = pushes().flat_map(|push| &push.keys).copied().collect();
+        let pushed = keys.len();
+        keys.sort_unstable();
+        keys.dedup();
+        if keys.len() == pushed {
+            return None;
+        }
+        let mut rows = Extract::default();
+        if !shard.give_of(&keys, &mut rows) {
+            return None;
+        }
+        let longest = pushes().map(Inputs::payload).max()?;
+        let alone: usize = pushes().map(Inputs::payload).sum();
+        if rows.bytes() >= alone || rows.bytes() > longest.max(BYTES_MAX) {
+            return None;
+        }
+        let mut values = (all.len() as u64).to_le_bytes().to_vec();
+        all.iter().for_each(|item| Mark::of(&item.inputs).write(&mut values));
+        values.extend(rows.values);
+        let Inputs { sender, timestamp, clock, .. } = *last;
+        let (op, keys, lengths) = (Op::Rows, rows.keys, rows.lengths);
+        Some(Inputs { op, ends: 0, sender, timestamp, command: 0, clock, keys, lengths, values })
+    }
+}
+
+impl Chains {
+    /// Passes on what has gathered.
+    pub(super) fn pass_gathered(
+        &mut self,
+        lanes: &mut Lanes,
+        chain: &mut Chain,
+        shard: &dyn Shard,
+        index: usize,
+        place: (u32, KeyRange),
+    ) {
+        if chain.gathered.is_empty() {
+            return;
+        }
+        let all = std::mem::take(&mut chain.gathered);
+        let Some(inputs) = Inputs::gathered(&all, shard) else {
+            return all.into_iter().for_each(|item| self.pass_on(lanes, chain, index, place, item));
+        };
+        self.counters.gathered +=
+            all.iter().filter(|item| item.inputs.op == Op::Push).count() as u64;
+        let replies = all.into_iter().flat_map(|item| item.replies).collect();
+        self.pass_on(lanes, chain, index, place, Unconfirmed { number: 0, inputs, replies });
+    }
+}
+
+impl Entry {
+    /// Whether a request that is applied for the first time, at the first thread of a chain, goes
+    /// on together with others.
+    pub(super) fn gathers(&self, op: Op) -> bool {
+        let Entry { chain: Some(chain), governor: Some(governor), shard, .. } = self else {
+            return false;
+        };
+        matches!(op, Op::Push | Op::Clock)
+            && governor.foresees()
+            && chain.link == Link::Follows
+            && shard.image_bytes().is_none()
+    }
+
+    /// Passes on what has gathered here.
+    pub(super) fn pass_gathered(&mut self, lanes: &mut Lanes, chains: &mut Chains, index: usize) {
+        let place = (self.number, self.range);
+        if let Some(chain) = &mut self.chain {
+            chains.pass_gathered(lanes, chain, &*self.shard, index, place);
+        }
+    }
+
+    /// Takes rows that the thread before this one has passed on, and all that is in them. A copy
+    /// that is not whole hears of the latter with the rest.
+    pub(super) fn repeat_gathered(
+        &mut self,
+        request: &Request<'_>,
+        memory: &Pool,
+    ) -> Result<(), String> {
+        let Entry { chain: Some(chain), shard, governor, .. } = self else { return Ok(()) };
+        let &Request { keys, lengths, .. } = request;
+        let read = Mark::read_all(request.values);
+        let (marks, values) = read.ok_or("what is in its rows is cut off, or is no push")?;
+        if !chain.is_whole {
+            return shard.take(keys, lengths, values, memory);
+        }
+        marks.iter().try_for_each(|mark| chain.applied.charge(mark.sender))?;
+        shard.take(keys, lengths, values, memory)?;
+        for Mark { op, ends, sender, timestamp, clock, disclosed } in marks {
+            chain.applied.enter(sender, timestamp, None);
+            let Some(governor) = governor else { continue };
+            let worker = sender.node;
+            match op {
+                Op::Clock => drop(governor.enter(op, worker, clock, &disclosed.to_le_bytes())?),
+                _ => {
+                    let (reads, writes, keys) = (false, true, &[][..]);
+                    governor.record_executed(&Access { worker, clock, reads, writes, keys });
+                }
+            }
+            if ends & FINISHES != 0 {
+                governor.finish(worker, clock, ends);
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+
+    fn mark(op: Op, ends: u8, number: u64) -> Mark {
+        let sender = Sender { node: number as u32, incarnation: number << 40 };
+        Mark { op, ends, sender, timestamp: number + 1, clock: number + 2, disclosed: number + 3 }
+    }
+
+    #[test]
+    fn marks_are_read_as_they_were_written() {
+        let marks = vec![mark(Op::Push, 0, 1), mark(Op::Clock, 0, 2), mark(Op::Push, FINISHES, 3)];
+        let mut bytes = 3u64.to_le_bytes().to_vec();
+        marks.iter().for_each(|mark| mark.write(&mut bytes));
+        let ends = bytes.len();
+        bytes.extend([7; 9]);
+        assert_eq!(Mark::read_all(&bytes), Some((marks, &[7; 9][..])));
+        assert!((0..ends).all(|len| Mark::read_all(&bytes[..len]).is_none()), "cut off");
+        assert_eq!(Mark::read_all(&u64::MAX.to_le_bytes()), None);
+        for other in [Op::Pull, Op::Join, Op::Rows] {
+            let mut bytes = 1u64.to_le_bytes().to_vec();
+            mark(other, 0, 1).write(&mut bytes);
+            assert_eq!(Mark::read_all(&bytes), None, "{other:?} is in no rows");
+        }
+    }
+}
