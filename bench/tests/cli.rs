@@ -158,8 +158,10 @@ fn a_bench_runs_on_threads_with_many_keys_and_servers() {
 fn benches_run_on_tables_with_replicas() {
     for bench in ["latency", "bandwidth", "rate", "rate --workers 2"] {
         let line = format!("bench {bench} --smoke --json --in-process --van tcp --sizes 64");
-        let rows = rows(&format!("{line} --servers 3 --replicas 1"));
-        assert!(rows.len() == 3 && rows[1..].iter().all(|row| row["wrong"] == 0), "{rows:?}");
+        for copies in ["--replicas 1", "--replicas 1 --asynchronous"] {
+            let rows = rows(&format!("{line} --servers 3 {copies}"));
+            assert!(rows.len() == 3 && rows[1..].iter().all(|row| row["wrong"] == 0), "{rows:?}");
+        }
         let output = caravan(&format!("{line} --servers 2 --replicas 2"), &[]);
         let said = text(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{bench}: {said}");

@@ -198,6 +198,9 @@ pub struct TableSpec {
     /// many of them.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub replicas: u32,
+    /// Whether requests are answered before the copies have what they do.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub asynchronous: bool,
     /// Which keys get rows, and which rows go; all keys that are pushed, and none, if it has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub turnover: Option<Turnover>,
@@ -235,6 +238,7 @@ impl TableSpec {
             consistency: None,
             once: false,
             replicas: 0,
+            asynchronous: false,
             turnover: None,
         }
     }
@@ -328,13 +332,23 @@ impl TableSpec {
         self
     }
 
+    /// The same table, whose requests are answered before its copies have what they do: as soon as
+    /// without copies. The loss of a server then loses the pushes and commands that it had
+    /// answered and not passed on: no more to each of its shards than a lane has credits
+    /// ([`NodeConfig::credits`](crate::NodeConfig::credits)), unless a copy was missing. None is
+    /// applied twice, or in part. Whoever has read them reads older values then.
+    pub fn asynchronous(mut self) -> Self {
+        self.asynchronous = true;
+        self
+    }
+
     /// The same table, in which rows come and go.
     pub fn turnover(mut self, turnover: Turnover) -> Self {
         self.turnover = Some(turnover);
         self
     }
 
-    /// Checks its model and its turnover, if it has any.
+    /// Checks its model, its copies and its turnover, if it has any.
     ///
     /// # Errors
     /// [`Error::Config`] names the table.
@@ -343,6 +357,12 @@ impl TableSpec {
             turnover.check(self)?;
         }
         let checked = match self.consistency {
+            _ if self.asynchronous && self.replicas == 0 => {
+                Err("only copies can be asynchronous: give it replicas".to_owned())
+            }
+            Some(_) if self.asynchronous => {
+                Err("a model waits for clocks, which asynchronous copies may lose".to_owned())
+            }
             Some(_) if self.once && self.replicas > 0 => {
                 Err("a table with replicas knows repeats by itself: leave once out".to_owned())
             }

@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use caravan_kv::consistency::Model;
 use caravan_kv::server::{ChainCounters, Copies, Pulled, Request};
 use caravan_kv::{
     Apps, Cluster, ClusterConfig, Handles, Launch, Placement, ServerAddress, ServerThread, Shard,
@@ -26,7 +27,7 @@ use caravan_kv::{
 use caravan_van::sim::{Faults, Network, for_each_seed};
 use caravan_van::wire::{Coding, Kind};
 use caravan_van::{Account, Arrival, Draft, KeyRange, PeerId, Pool, Value, Values};
-use cluster::{Draws, connect, endpoint_of, server_endpoint, start_nodes};
+use cluster::{CREDITS, Draws, connect, endpoint_of, server_endpoint, start_nodes};
 use faults::{FAULTS, Fault};
 use oracle::{Oracle, wait_until};
 use ticks::{check_ticks, tick, with_ticks};
@@ -372,6 +373,77 @@ fn chains_are_filled_up_without_workers() {
         cluster.shutdown().unwrap();
     });
     driver.join().unwrap_or_else(|stopped| panic!("{stopped}"));
+}
+
+/// Copies that are asynchronous: nobody waits for them, and what dies with a server is the end of
+/// what it has answered, no more than a lane has credits; nothing is applied twice or in part.
+#[test]
+fn who_waits_for_no_copy_loses_no_more_than_what_was_under_way() {
+    let mut lost = [0, 0];
+    for_each_seed(60, |seed| {
+        let is_cut = seed % 2 == 0;
+        let network = Network::new(seed, Faults::jittery());
+        let mut draws = Draws(seed);
+        let oracle = Oracle::default();
+        let (addresses, stop) = start(&network, &oracle, 2);
+        let all = oracle.clone();
+        let driver = network.spawn("driver", move |network| {
+            let mut worker = all.tell(connect(network, 100, &addresses));
+            let [spec, _] = tables(1);
+            let table = worker.create_table(&spec.asynchronous()).unwrap();
+            let push = |worker: &mut Worker| {
+                // Two keys of one shard, so a push that is applied in part shows.
+                let pushed = worker.push(table, &[0, 1], &[1_i64, 1]).unwrap();
+                worker.wait(pushed).unwrap();
+            };
+            let before = 20 + draws.below(50) as i64;
+            (0..before).for_each(|_| push(&mut worker));
+            if is_cut {
+                network.cut("server 0", "server 1", Duration::from_millis(50));
+                let began = network.now();
+                push(&mut worker);
+                let took = network.now() - began;
+                assert!(took < Duration::from_millis(10), "it waits for a copy: {took:?}");
+            }
+            let acknowledged = before + i64::from(is_cut);
+            network.crash("server 0");
+            network.sleep(Duration::from_millis(5));
+            all.lose(0);
+            let found = pull::<i64>(&mut worker, table);
+            assert_eq!(found[0], found[1], "seed {seed}");
+            let lost = acknowledged - found[0];
+            assert!(
+                (0..=i64::from(CREDITS)).contains(&lost),
+                "seed {seed}: {lost} of {acknowledged}"
+            );
+            (0..10).for_each(|_| push(&mut worker));
+            assert_eq!(pull::<i64>(&mut worker, table)[..2], [found[0] + 10; 2], "seed {seed}");
+            lost
+        });
+        let died = driver.join().unwrap_or_else(|stopped| panic!("seed {seed}: {stopped}"));
+        lost[usize::from(is_cut)] += died;
+        stop.store(true, Ordering::Relaxed);
+    });
+    println!("pushes lost with a server: {lost:?} of a lane that works, and of one that is cut");
+    assert!(lost[1] > 0, "no push was under way");
+}
+
+/// What asynchronous copies are not for.
+#[test]
+fn asynchronous_copies_need_copies_and_no_model() {
+    let network = Network::new(1, Faults::none());
+    let (addresses, stop) = start(&network, &Oracle::default(), 2);
+    let driver = network.spawn("driver", move |network| {
+        let mut worker = connect(network, 100, &addresses);
+        let [spec, _] = tables(0);
+        let ssp = tables(1)[0].clone().consistency(Model::Ssp { staleness: 1 }, 1);
+        for (spec, says) in [(spec, "give it replicas"), (ssp, "waits for clocks")] {
+            let why = worker.create_table(&spec.asynchronous()).unwrap_err().to_string();
+            assert!(why.contains("table sums: ") && why.contains(says), "{why}");
+        }
+    });
+    driver.join().unwrap_or_else(|stopped| panic!("{stopped}"));
+    stop.store(true, Ordering::Relaxed);
 }
 
 /// A loss of which nobody has heard yet, at each of the requests about whole tables; one client has

@@ -366,6 +366,10 @@ pub(crate) struct Requests {
     /// that
     #[arg(long, value_name = "K", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=64))]
     pub(crate) replicas: u32,
+    /// Answers before the copies have what was pushed: what a server has answered and not passed on
+    /// is lost with it
+    #[arg(long, requires = "replicas")]
+    pub(crate) asynchronous: bool,
     /// Makes every request take so much longer, in percent, on purpose: for tests of `compare`
     #[arg(long, hide = true, value_name = "PERCENT", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1000))]
     pub(crate) slower: u32,

@@ -14,7 +14,7 @@ use serde_json::Value;
 use super::answered;
 use super::figures::milli;
 use super::requests::{Requests, Tables};
-use super::subject::{Shape, Subject};
+use super::subject::{Copies, Shape, Subject};
 
 /// Share of the time that does not count: until all workers have begun.
 const WARM_UP: f64 = 0.2;
@@ -24,7 +24,7 @@ pub(crate) struct CrowdTask {
     /// Of its requests.
     pub(crate) shape: Shape,
     pub(crate) key_cache: bool,
-    pub(crate) replicas: u32,
+    pub(crate) copies: Copies,
     pub(crate) seconds: f64,
     /// Number of the task in this run, which names its barrier.
     pub(crate) number: usize,
@@ -97,14 +97,14 @@ impl Crowded {
 
     /// Streams for the time of the task, with the shape's window in flight.
     fn stream(&mut self, node: &mut WorkerNode, task: CrowdTask) -> Result<Share> {
-        let CrowdTask { shape, key_cache, replicas, seconds, number } = task;
+        let CrowdTask { shape, key_cache, copies, seconds, number } = task;
         let (rank, workers) = (node.rank, node.workers);
         let eager_bytes = node.config.eager_bytes;
         let requests = self.requests(&mut node.worker, eager_bytes, rank, workers);
-        requests.replicas(replicas).prepare(shape)?;
+        requests.copies(copies).prepare(shape)?;
         node.barrier(&format!("crowd {number}"))?;
         let requests = self.requests(&mut node.worker, eager_bytes, rank, workers);
-        let mut requests = requests.key_cache(key_cache).replicas(replicas);
+        let mut requests = requests.key_cache(key_cache).copies(copies);
         requests.prepare(shape)?;
         stream(&mut requests, shape, seconds)
     }

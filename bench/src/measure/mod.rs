@@ -52,7 +52,7 @@ pub(crate) fn run(common: &Common, command: &BenchCommand) -> Result<()> {
     let tasks = plan::tasks(command, common.smoke)?;
     let mut config = cluster::config(common)?;
     // So many servers may be lost without an end of the run.
-    let replicas = tasks.iter().map(|task| task.replicas as usize).max().unwrap_or(0);
+    let replicas = tasks.iter().map(|task| task.copies.replicas as usize).max().unwrap_or(0);
     config.node.server_losses_max = config.node.server_losses_max.max(replicas);
     let is_one = common.external || config.node.role.is_some();
     let vans = vans(command, config.node.van, is_one);
@@ -102,7 +102,7 @@ fn measure_on(
             let crowd = CrowdTask {
                 shape: *shape,
                 key_cache: task.key_cache,
-                replicas: task.replicas,
+                copies: task.copies,
                 seconds,
                 number,
             };

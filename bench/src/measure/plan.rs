@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use super::subject::{Bench, Effort, Op, Shape, Task};
+use super::subject::{Bench, Copies, Effort, Op, Shape, Task};
 use crate::cli::ending::Usage;
 use crate::cli::values::size;
 use crate::cli::{BenchCommand, Requests};
@@ -34,6 +34,7 @@ pub(super) fn tasks(command: &BenchCommand, smoke: bool) -> Result<Vec<Task>> {
                 sizes: Vec::new(),
                 duration,
                 replicas: 0,
+                asynchronous: false,
                 slower: 0,
             };
             let benches = [Bench::Latency, Bench::Bandwidth, Bench::Rate];
@@ -63,7 +64,9 @@ struct Plan<'a> {
 
 impl Plan<'_> {
     fn tasks(&self, bench: Bench) -> Result<Vec<Task>> {
-        let Requests { op, keys, key_cache, sizes, duration, replicas, slower } = self.requests;
+        let Requests { op, keys, key_cache, sizes, duration, replicas, asynchronous, slower } =
+            self.requests;
+        let copies = Copies { replicas: *replicas, asynchronous: *asynchronous };
         let keys = *keys as usize;
         let sizes = if sizes.is_empty() { self.defaults.sizes } else { sizes };
         let ops = if op.is_empty() { &[Op::Push, Op::Pull] } else { op.as_slice() };
@@ -86,7 +89,7 @@ impl Plan<'_> {
                 lasts: duration.map(Duration::from_secs_f64),
                 key_cache: *key_cache,
                 slower_percent: *slower,
-                replicas: *replicas,
+                copies,
                 ..Task::new(bench, shape, effort)
             })
         };

@@ -20,7 +20,7 @@ use caravan_kv::{Answer, Cost, Table, TableSpec, Timestamp, ValueType, Worker};
 use caravan_van::{Buffer, KeyRange, Pool, Shared, Value};
 
 use super::pattern;
-use super::subject::{Op, Shape, Subject, Work};
+use super::subject::{Copies, Op, Shape, Subject, Work};
 
 /// The tables of a worker, with their ids, by number of keys and of values a key.
 pub(crate) type Tables = HashMap<(usize, usize), (u32, Table)>;
@@ -34,7 +34,7 @@ pub(crate) struct Requests<'a> {
     tables: &'a mut Tables,
     eager_bytes: usize,
     key_cache: bool,
-    replicas: u32,
+    copies: Copies,
     /// The worker whose tables these are, and the number of workers; none if one worker has all.
     part: Option<[usize; 2]>,
     shape: Shape,
@@ -82,7 +82,7 @@ impl<'a> Requests<'a> {
             tables,
             eager_bytes,
             key_cache: false,
-            replicas: 0,
+            copies: Copies::default(),
             part: None,
             shape: Shape { op: Op::Pull, keys: 1, bytes: 4, window: 1 },
             table: None,
@@ -102,9 +102,9 @@ impl<'a> Requests<'a> {
         Requests { key_cache, ..self }
     }
 
-    /// The same to tables with this many replicas.
-    pub(crate) fn replicas(self, replicas: u32) -> Self {
-        Requests { replicas, ..self }
+    /// The same to tables with these copies.
+    pub(crate) fn copies(self, copies: Copies) -> Self {
+        Requests { copies, ..self }
     }
 
     /// The same of one of many workers, to tables of its own with keys in its part of all.
@@ -129,7 +129,9 @@ impl<'a> Requests<'a> {
                 TABLE_FIRST + rank as u32 * TABLES_OF_WORKER + number
             }
         };
-        let spec = spec(id, keys, width, self.part)?.replicas(self.replicas);
+        let Copies { replicas, asynchronous } = self.copies;
+        let spec = spec(id, keys, width, self.part)?;
+        let spec = TableSpec { replicas, asynchronous, ..spec };
         let table = self.worker.create_table(&spec)?;
         self.tables.insert((keys, width), (id, table));
         Ok(table)

@@ -68,14 +68,21 @@ pub(crate) struct Task {
     pub(crate) key_cache: bool,
     /// So much longer every request is made to take, in percent: for tests of `compare`.
     pub(crate) slower_percent: u32,
-    /// Copies of each shard beside the one that serves.
+    pub(crate) copies: Copies,
+}
+
+/// Copies of each shard beside the one that serves.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Copies {
     pub(crate) replicas: u32,
+    pub(crate) asynchronous: bool,
 }
 
 impl Task {
     /// A row of so many requests as `effort` has, whose lists of keys have names.
     pub(crate) fn new(bench: Bench, shape: Shape, effort: Effort) -> Task {
-        Task { bench, shape, effort, lasts: None, key_cache: true, slower_percent: 0, replicas: 0 }
+        let copies = Copies::default();
+        Task { bench, shape, effort, lasts: None, key_cache: true, slower_percent: 0, copies }
     }
 }
 

@@ -83,7 +83,7 @@ impl Measure {
         let mut subject =
             Requests::new(&mut node.worker, &mut self.tables, node.config.eager_bytes)
                 .key_cache(task.key_cache)
-                .replicas(task.replicas);
+                .copies(task.copies);
         let percent = task.slower_percent;
         let mut slower = Slower { subject: &mut subject, percent };
         let subject: &mut dyn Subject = if percent == 0 { slower.subject } else { &mut slower };

@@ -13,7 +13,7 @@ use caravan_van::{Endpoint, Identity, VanConfig};
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Credits of each lane.
-const CREDITS: u16 = 4;
+pub(crate) const CREDITS: u16 = 4;
 
 /// An endpoint with few credits and short frames, so that lanes fill up and long messages are
 /// common.

@@ -55,6 +55,7 @@ use super::{Governor, Held};
 use crate::op::Op;
 use crate::server::answer::{ReplyTo, collect, gather, post_values, refuse};
 use crate::server::shard::{Extract, Request, Shard};
+use crate::table::TableSpec;
 use crate::view::View;
 
 /// Time between two attempts to reach a thread.
@@ -80,6 +81,8 @@ pub(in crate::server) struct Chain {
     /// The thread to which the shard was given first.
     first: usize,
     replicas: u32,
+    /// Whether nobody waits for copies.
+    is_asynchronous: bool,
     /// Whether all rows are here.
     is_whole: bool,
     /// The lane on which they come, until they are.
@@ -248,10 +251,11 @@ struct Node {
 }
 
 impl Chain {
-    pub(super) fn new(first: usize, replicas: u32, is_whole: bool, pool: &Pool) -> Box<Chain> {
+    pub(super) fn new(first: usize, spec: &TableSpec, is_whole: bool, pool: &Pool) -> Box<Chain> {
         Box::new(Chain {
             first,
-            replicas,
+            replicas: spec.replicas,
+            is_asynchronous: spec.asynchronous,
             is_whole,
             comes_from: None,
             applied: Watermarks::new(pool),
@@ -300,6 +304,7 @@ impl Chain {
     }
 
     /// Whether a request has to wait: for others before it, for the next thread, or for room there.
+    /// Where copies are asynchronous nothing waits until as much is under way as a lane has credits.
     /// The last message to each thread that is for others further on leaves room for those that end
     /// there, so that full lanes never wait for each other in a circle.
     fn holds(&self, chains: &Chains, lanes: &Lanes, index: usize) -> bool {
@@ -307,6 +312,9 @@ impl Chain {
             return true;
         }
         let Some(next) = self.next else { return self.waits_for_look(chains, index) };
+        if self.is_asynchronous && !matches!(self.link, Link::Copies { .. }) {
+            return self.unconfirmed.len() >= usize::from(lanes.credits_max());
+        }
         let is_sent = matches!(self.link, Link::Copies { next: None, .. });
         let is_behind = match &self.copying {
             Some(copying) => is_sent || copying.behind >= BEHIND_BYTES_MAX,
@@ -571,9 +579,13 @@ impl Chains {
         item: Unconfirmed,
     ) {
         let mut broken = std::mem::take(&mut self.broken);
-        if chain.next.is_none() {
-            item.replies.into_iter().for_each(|reply| reply.send(lanes, &mut broken));
-        } else {
+        let mut item = item;
+        let is_last = chain.next.is_none();
+        if is_last || chain.is_asynchronous {
+            item.replies.drain(..).for_each(|reply| reply.send(lanes, &mut broken));
+        }
+        let does_nothing = item.replies.is_empty() && item.inputs.op == Op::Pull;
+        if !(is_last || does_nothing) {
             self.counters.passed += 1;
             self.counters.bytes += item.inputs.payload() as u64;
             chain.pass_on(self.way(lanes, chain.next, index, place), &mut broken, item);

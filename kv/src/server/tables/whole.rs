@@ -226,7 +226,7 @@ impl Tables {
         let mut build = |(place, shard): (usize, &Placed)| {
             let mut entry = wanted.build(number, shard.range, handles, memory)?;
             if replicas > 0 {
-                entry.chain = Some(Chain::new(shard.server, replicas, true, memory));
+                entry.chain = Some(Chain::new(shard.server, &entry.spec, true, memory));
             }
             if let (Some(open), Some(governor), Some(consistency)) =
                 (&mut *histories, &mut entry.governor, entry.spec.consistency)

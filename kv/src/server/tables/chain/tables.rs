@@ -139,8 +139,8 @@ impl Tables {
                 None => return Err("this shard has no copies".to_owned().into()),
             }
         }
-        let replicas = self.make_room(lanes, (number, range), &table)?.replicas;
-        let mut chain = Chain::new(first, replicas, false, lanes.memory());
+        let spec = self.make_room(lanes, (number, range), &table)?;
+        let mut chain = Chain::new(first, spec, false, lanes.memory());
         chain.comes_from = Some(peer);
         let entry = self.find(number, range.begin())?;
         entry.image = Incoming::of(&*entry.shard, lanes.memory());
