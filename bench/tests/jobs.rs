@@ -132,7 +132,12 @@ fn a_job_that_is_cancelled_or_interrupted_leaves_nothing() {
         }
         until("it is forgotten", || jobs(&cluster).is_empty());
         assert_eq!(tables(&cluster), 0);
-        until("threads and files are as before", || holds(&cluster) == before);
+        // The lanes of the first job may not have been closed when they were counted.
+        let is_as_before = || {
+            let now = holds(&cluster);
+            now.iter().zip(&before).all(|(now, before)| now.0 <= before.0 && now.1 <= before.1)
+        };
+        until("threads and files are as before", is_as_before);
         assert_eq!(fs::read_dir(&folder).unwrap().count(), files);
         submit_short();
         until("the next job ends", || jobs(&cluster).is_empty());
