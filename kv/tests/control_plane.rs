@@ -383,11 +383,13 @@ fn a_session_is_resumed_by_its_node_alone() {
     let (mut scheduler, config, mut lanes) = complete(2);
     let resume = |identity: Identity| {
         let mut lane = Lane::open(&scheduler, &config.node, identity).unwrap();
-        lane.say_as(RESUME, (0, 0), &Value::Null);
+        lane.say_as(RESUME, (0, 0), &json!(false));
         lane
     };
     for stranger in [node(WORKER, Some(0)), node(GUEST, None)] {
-        let why = resume(stranger).hear(|arrival, message| match (arrival, message) {
+        let mut stranger = resume(stranger);
+        stranger.begin(&json!("nonsense")); // it does not wait
+        let why = stranger.hear(|arrival, message| match (arrival, message) {
             (_, Some(message)) if is_said(message, &[4]) => {
                 Some(String::from_utf8_lossy(message.values()).into_owned())
             }
@@ -396,6 +398,11 @@ fn a_session_is_resumed_by_its_node_alone() {
         });
         assert!(why.contains("counted this node as lost"), "{why}");
     }
+    // One of which nothing was acknowledged begins, whatever became of the scheduler before.
+    let mut driver = Lane::open(&scheduler, &config.node, node(GUEST, None)).unwrap();
+    driver.say_as(RESUME, (0, 0), &json!(true));
+    assert_eq!(driver.ask(&json!({ "Begin": { "job": "a job" } })), Heard::Answer(Value::Null));
+    drop(driver);
     // A node goes on where it was, on the new lane; the old one is closed.
     let (mut worker, identity) = lanes.remove(1);
     let waits = worker.begin(&barrier("a"));

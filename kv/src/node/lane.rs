@@ -296,8 +296,9 @@ impl SchedulerLane {
         tracing::info!(scheduler = self.address, ?away, "the scheduler is back");
         self.peer = peer;
         self.session.begin_lane();
+        let is_unheard = self.session.is_unheard().to_string();
         // A lane that is lost meanwhile tells so itself.
-        let _ = session::post_apart(&mut self.endpoint, peer, Speech::Resume, "");
+        let _ = session::post_apart(&mut self.endpoint, peer, Speech::Resume, &is_unheard);
     }
 
     /// Sleeps until there may be something to hear, or `timeout` has passed.

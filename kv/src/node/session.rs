@@ -28,7 +28,8 @@ pub(super) enum Speech {
     Answer,
     /// Why there is no answer.
     Refuse,
-    /// The first message on a lane that goes on with the session of an earlier one.
+    /// The first message on a lane that goes on with the session of an earlier one. It says whether
+    /// neither side has heard anything in that: then it begins, where nobody knows it.
     Resume,
     /// There is no session that could be resumed, for the reason in it.
     Gone,
@@ -127,6 +128,11 @@ impl Session {
     /// Whether nothing was heard so far.
     pub(super) fn is_new(&self) -> bool {
         self.heard == 0
+    }
+
+    /// Whether neither side has heard anything of the other.
+    pub(super) fn is_unheard(&self) -> bool {
+        self.heard == 0 && self.said == self.unacknowledged.len() as u64
     }
 
     /// Number of messages that the other side has not acknowledged.

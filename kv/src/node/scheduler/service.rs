@@ -207,7 +207,7 @@ impl Service {
     fn hear(&mut self, session: SessionId, said: &Said) -> Result<(), Violation> {
         match said.speech {
             Speech::Resume if self.state.plane.sessions.is_new(session) => {
-                self.resume(session);
+                self.resume(session, said.read().unwrap_or(false));
                 Ok(())
             }
             Speech::Resume => Err(Violation::Speech(said.speech)),
@@ -217,10 +217,14 @@ impl Service {
     }
 
     /// Goes on with the session of a node that has come back, on the lane that it has made for
-    /// that.
-    fn resume(&mut self, session: SessionId) {
+    /// that. A node of which nothing was acknowledged may have a session that no scheduler has
+    /// saved: that one begins.
+    fn resume(&mut self, session: SessionId, is_unheard: bool) {
         let Service { endpoint, state, .. } = self;
         let State { plane, jobs, .. } = state;
+        if is_unheard && plane.sessions.earlier(session).is_none() {
+            return;
+        }
         plane.members.leave(session, "");
         jobs.lose_driver(plane, session);
         match plane.sessions.resume(session) {

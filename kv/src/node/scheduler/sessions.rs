@@ -22,6 +22,9 @@ struct Held {
     incarnation: u64,
     /// Whether it outlasts the scheduler.
     is_kept: bool,
+    /// Whether its node was told that there is no such session: what it says is not heard.
+    #[serde(skip)]
+    is_gone: bool,
     session: Session,
     /// Its lane; none while its node has not come back to a scheduler that has.
     #[serde(skip)]
@@ -64,6 +67,7 @@ impl Sessions {
             role: hello.role,
             incarnation: hello.incarnation.get(),
             is_kept: false,
+            is_gone: false,
             session: Session::default(),
             lane: Some(lane),
             heard: Vec::new(),
@@ -123,7 +127,8 @@ impl Sessions {
         id: SessionId,
         message: &Message,
     ) -> Result<Option<Said>, Misheard> {
-        let Some(held) = self.held.get_mut(&id) else { return Ok(None) };
+        let held = self.held.get_mut(&id).filter(|held| !held.is_gone);
+        let Some(held) = held else { return Ok(None) };
         self.due.insert(id);
         Ok(match held.session.take_in(message)? {
             Incoming::Acknowledged => None,
@@ -145,15 +150,8 @@ impl Sessions {
     /// # Errors
     /// If the node has none here: it was lost meanwhile, or belongs to another cluster.
     pub(super) fn resume(&mut self, new: SessionId) -> Result<SessionId, ()> {
-        let found = self.held.get(&new).and_then(|asks| {
-            let is_it = |(id, held): &(&SessionId, &Held)| {
-                let is_same = (held.role, held.incarnation) == (asks.role, asks.incarnation);
-                **id != new && held.is_kept && is_same
-            };
-            let (&id, _) = self.held.iter().find(is_it)?;
-            Some((id, asks.lane?))
-        });
-        let (id, lane) = found.ok_or(())?;
+        let id = self.earlier(new).ok_or(())?;
+        let lane = self.held.get(&new).and_then(|held| held.lane).ok_or(())?;
         let heard = self.held.remove(&new).map(|held| held.heard).unwrap_or_default();
         self.at.insert(lane, id);
         if let Some(held) = self.held.get_mut(&id) {
@@ -166,6 +164,16 @@ impl Sessions {
         }
         self.due.insert(id);
         Ok(id)
+    }
+
+    /// The session that outlasts the scheduler, of the node that has begun session `new`.
+    pub(super) fn earlier(&self, new: SessionId) -> Option<SessionId> {
+        let asks = self.held.get(&new)?;
+        let is_it = |(id, held): &(&SessionId, &Held)| {
+            let is_same = (held.role, held.incarnation) == (asks.role, asks.incarnation);
+            **id != new && held.is_kept && is_same
+        };
+        self.held.iter().find(is_it).map(|(id, _)| *id)
     }
 
     /// Ends the session of a lane that is lost, and returns it.
@@ -224,8 +232,10 @@ impl Sessions {
     }
 
     /// Tells a node whose session there is no more, and that nothing else can tell it.
-    pub(super) fn say_gone(&self, id: SessionId, endpoint: &mut Endpoint, why: &str) {
-        if let Some(lane) = self.held.get(&id).and_then(|held| held.lane) {
+    pub(super) fn say_gone(&mut self, id: SessionId, endpoint: &mut Endpoint, why: &str) {
+        let Some(held) = self.held.get_mut(&id) else { return };
+        held.is_gone = true;
+        if let Some(lane) = held.lane {
             let _ = session::post_apart(endpoint, lane, Speech::Gone, why);
         }
     }
