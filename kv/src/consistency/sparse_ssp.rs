@@ -7,6 +7,11 @@
 //! takes every iteration for announced, a worker here says up to which iteration it has announced
 //! its requests; what is not announced yet conflicts with everything. So a table whose workers
 //! announce nothing behaves as under [`Ssp`](super::Ssp).
+//!
+//! Copies of a shard hear of no announcements. Those that wait come again to a copy that is to serve
+//! next; of an iteration whose reads were answered it knows nothing, until its worker has ended it.
+//! So what workers have announced counts there from the end of their next iteration on
+//! (`server/tables/governor.rs`).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -165,13 +170,19 @@ impl<R: Recorder> Controller for SparseSsp<R> {
             return Ok(());
         }
         let is_far = Far { version: clock, worker };
-        if clock > self.most() || self.far.contains(&is_far) {
+        let most = self.most();
+        let known = self.announced.entry(Announced { worker, version: clock }).or_default();
+        // What is announced again is counted once.
+        let before: BTreeSet<u64> = known.iter().copied().collect();
+        let begin = known.len();
+        known.extend(keys.iter().filter(|key| !before.contains(key)));
+        let new = &known[begin..];
+        if clock > most || self.far.contains(&is_far) {
             self.far.insert(is_far);
         } else {
-            self.recorder.add(clock, keys);
+            self.recorder.add(clock, new);
         }
-        self.keys += keys.len();
-        self.announced.entry(Announced { worker, version: clock }).or_default().extend(keys);
+        self.keys += new.len();
         Ok(())
     }
 

@@ -138,14 +138,10 @@ impl Consistency {
     /// What the model would need.
     pub fn check_copies(&self) -> Result<(), String> {
         let why = match self.model {
-            Model::Bsp | Model::Ssp { .. } | Model::Asp | Model::BoundedDelay { .. } => {
-                return Ok(());
-            }
-            Model::SparseSsp { .. } | Model::DataCentric { .. } => {
-                "it counts reads, and copies do not hear of them"
-            }
+            Model::DataCentric { .. } => "it counts reads, and copies do not hear of them",
+            _ => return Ok(()),
         };
-        Err(format!("{} has no replicas yet: {why}; bsp, ssp, asp and delay have", self.model))
+        Err(format!("{} has no replicas yet: {why}; the other models have", self.model))
     }
 
     /// The controller of a shard with these keys; `is_dense` says whether it has a row for each.

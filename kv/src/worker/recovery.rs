@@ -133,12 +133,9 @@ impl Recovery {
         self.kept.values().any(is_it)
     }
 
-    /// Number of kept pushes whose table and iteration are meant.
-    pub(super) fn pushes(&self, is_meant: impl Fn(u32, u64) -> bool) -> usize {
-        let is_it = |kept: &&Kept| {
-            Op::from_raw(kept.op & !BITS).is_some_and(Op::pushes)
-                && is_meant(kept.table, kept.clock)
-        };
+    /// Number of kept parts of such requests whose table and iteration are meant.
+    pub(super) fn parts(&self, op: Op, is_meant: impl Fn(u32, u64) -> bool) -> usize {
+        let is_it = |kept: &&Kept| kept.op & !BITS == op as u8 && is_meant(kept.table, kept.clock);
         self.kept.values().filter(is_it).count()
     }
 

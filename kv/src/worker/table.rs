@@ -9,6 +9,7 @@ use crate::consistency::Model;
 use crate::error::{Error, Result};
 use crate::filter::{AtWorker, KeyCacheCounters, Own, OwnFilters, Sent, Traffic};
 use crate::map::{Map, Placed};
+use crate::op::Op;
 use crate::table::{TableSpec, ValueType};
 use crate::tracker::Timestamp;
 
@@ -87,11 +88,16 @@ impl TableState {
         self.clock == FOLLOWS_WORKER
     }
 
-    /// Whether pushes keep their credits until this worker has ended its iteration, whatever breaks
-    /// meanwhile.
-    pub(super) fn keeps_credits(&self) -> bool {
-        let is_bsp = self.spec.consistency.is_some_and(|it| it.model == Model::Bsp);
-        is_bsp && self.spec.replicas > 0 && self.clock > 0
+    /// Whether such requests keep their credits until this worker has ended an iteration, whatever
+    /// breaks meanwhile: pushes under BSP, and under SparseSSP the pulls that announce iterations.
+    pub(super) fn keeps_credits(&self, op: Op) -> bool {
+        self.spec.replicas > 0
+            && self.clock > 0
+            && self.spec.consistency.is_some_and(|it| match it.model {
+                Model::Bsp => op == Op::Push,
+                Model::SparseSsp { .. } => op == Op::Pull,
+                _ => false,
+            })
     }
 
     /// Sets `route` to the owner of `key`; returns false if there is none, or requests to its shard

@@ -237,6 +237,8 @@ pub(super) struct Chains {
     pub(super) broken: Vec<PeerId>,
     /// Whether there may be anything for [`Tables::advance_chains`] to do.
     pub(super) is_due: bool,
+    /// Number of requests that have gathered, of all shards.
+    gathered: usize,
     count: u64,
     counters: ChainCounters,
 }
@@ -329,7 +331,9 @@ impl Chain {
             Link::Copies { .. } | Link::Follows => {
                 let behind = chains.view.behind(self.first, self.replicas, index);
                 let peer = chains.lanes.get(&next).and_then(|lane| lane.peer);
-                peer.is_none_or(|peer| lanes.credits(peer) < behind.max(1))
+                // What has gathered will need room, too.
+                let wanted = behind.max(1) + chains.gathered;
+                peer.is_none_or(|peer| lanes.credits(peer) < wanted)
             }
         }
     }

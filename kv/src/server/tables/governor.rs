@@ -44,6 +44,8 @@ pub(in crate::server) struct Governor {
     key_bytes: usize,
     /// Charged for that memory.
     memory: Account,
+    /// Whether the shard has copies.
+    is_copied: bool,
     /// Under BSP beside copies: the workers as all copies know them. The controller knows more at
     /// the first thread of a chain: a push waits there for clocks, and clocks are inputs only
     /// behind it.
@@ -139,6 +141,7 @@ impl Governor {
             applied,
             key_bytes,
             memory,
+            is_copied: spec.replicas > 0,
             settled,
             history: None,
         })))
@@ -178,11 +181,14 @@ impl Governor {
         turn(verdict)
     }
 
-    /// Decides on a request to a shard with copies, whose models count no requests.
+    /// Decides on a request to a shard with copies, each time that it is asked about.
     ///
     /// # Errors
     /// As [`Governor::arrive`].
     pub(super) fn judge(&mut self, access: &Access<'_>) -> Result<Turn, String> {
+        if self.grows {
+            self.charge(access.keys.len())?;
+        }
         let Governor { controller, settled: Some(settled), .. } = self else {
             return turn(self.controller.arrive(access));
         };
@@ -430,6 +436,10 @@ impl Governor {
 
     fn apply(&mut self, announced: Announced) {
         let Announced { worker, clock, disclosed, leaves } = announced;
+        // A copy that serves next has heard of no announcements. Of later iterations those come
+        // again that wait; of this one the reads may be answered, and come no more.
+        let is_next = self.clock(worker).is_some_and(|own| own < clock);
+        let disclosed = if self.is_copied && !is_next { 0 } else { disclosed };
         if let Some(settled) = &mut self.settled {
             match leaves {
                 true => settled.leave(worker),

@@ -159,6 +159,7 @@ impl ShardService {
     /// whether there was anything to do.
     #[cold]
     fn advance(&mut self) -> bool {
+        self.tables.pass_gathered(&mut self.endpoint.lanes);
         let (is_busy, left) = self.tables.advance(&mut self.endpoint);
         for (table, range) in left {
             self.keys.forget_shard(table, range.begin());
@@ -172,6 +173,7 @@ impl ShardService {
             self.forget(peer);
         }
         self.release_held();
+        self.tables.pass_gathered(&mut self.endpoint.lanes);
         is_busy || is_copying
     }
 

@@ -159,30 +159,40 @@ impl Worker {
     }
 
     /// Checks that a lane has room for a worker's pushes of an iteration, which servers acknowledge
-    /// at its end, and for that end. It may be one lane: other servers may be lost.
+    /// at its end, or for the pulls that announce later ones, and for that end. It may be one lane:
+    /// other servers may be lost.
     fn check_iteration(&self, request: &Request<'_>) -> Result<()> {
         let known = &self.tables[request.table.0 as usize];
-        if request.kind != RequestKind::Push || !known.keeps_credits() {
+        let op = match request.kind {
+            RequestKind::Push => Op::Push,
+            RequestKind::Pull => Op::Pull,
+            _ => return Ok(()),
+        };
+        if !known.keeps_credits(op) {
             return Ok(());
         }
         let is_open = |number: u32, clock: u64| {
-            let mut keeping = self.tables.iter().filter(|it| it.keeps_credits());
-            keeping.any(|it| it.number == number && it.clock == clock)
+            let mut keeping = self.tables.iter().filter(|it| it.keeps_credits(op));
+            keeping.any(|it| it.number == number && (op == Op::Pull || it.clock == clock))
         };
-        let mut pushes = self.recovery.pushes(is_open);
+        let mut parts = self.recovery.parts(op, is_open);
         let mut from = 0;
         while let Some((_, slice)) = slicer::next(request.keys, from, &known.map) {
             from = slice.end;
-            pushes += 1;
+            parts += 1;
         }
         // One credit is for the news of a loss.
         let credits = usize::from(self.endpoint.lanes.credits_max());
         let most = credits.saturating_sub(1) / 2;
-        match pushes <= most {
-            true => Ok(()),
-            false => Err(Error::Config(format!(
-                "iteration {} of table {} has {pushes} pushes to shards, and with {credits} credits a table under BSP with replicas has at most {most}: push fewer and larger ones, or raise CARAVAN_CREDITS",
-                known.clock, known.spec.name
+        let name = &known.spec.name;
+        match op {
+            _ if parts <= most => Ok(()),
+            Op::Push => Err(Error::Config(format!(
+                "iteration {} of table {name} has {parts} pushes to shards, and with {credits} credits a table under BSP with replicas has at most {most}: push fewer and larger ones, or raise CARAVAN_CREDITS",
+                known.clock
+            ))),
+            _ => Err(Error::Config(format!(
+                "table {name} has {parts} pulls from shards that are not answered, and with {credits} credits a table under SparseSSP with replicas has at most {most}: announce fewer iterations ahead, or raise CARAVAN_CREDITS"
             ))),
         }
     }

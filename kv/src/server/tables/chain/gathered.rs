@@ -20,7 +20,7 @@ use super::{Chain, Chains, Inputs, Link, Unconfirmed};
 use crate::consistency::Access;
 use crate::op::{BITS, FINISHES, Op};
 use crate::server::shard::{Extract, Request, Shard};
-use crate::server::tables::Entry;
+use crate::server::tables::{Entry, Tables};
 
 /// Rows of one message take no more bytes than this, or than the longest push in it: that one had
 /// room.
@@ -34,37 +34,31 @@ struct Mark {
     sender: Sender,
     timestamp: u64,
     clock: u64,
-    /// If it is a clock: below which iteration its worker has announced its requests.
-    disclosed: u64,
 }
 
 impl Mark {
-    const BYTES: usize = 48;
+    const BYTES: usize = 40;
 
     fn of(inputs: &Inputs) -> Mark {
         let Inputs { op, ends, sender, timestamp, clock, .. } = *inputs;
-        let disclosed = match op {
-            Op::Clock => inputs.values[..].try_into().map_or(0, u64::from_le_bytes),
-            _ => 0,
-        };
-        Mark { op, ends, sender, timestamp, clock, disclosed }
+        Mark { op, ends, sender, timestamp, clock }
     }
 
     fn write(self, into: &mut Vec<u8>) {
-        let Mark { op, ends, sender, timestamp, clock, disclosed } = self;
+        let Mark { op, ends, sender, timestamp, clock } = self;
         let op = u64::from(op as u8 | ends);
-        let numbers = [op, sender.node.into(), sender.incarnation, timestamp, clock, disclosed];
+        let numbers = [op, sender.node.into(), sender.incarnation, timestamp, clock];
         numbers.iter().for_each(|number| into.extend(number.to_le_bytes()));
     }
 
     fn read(bytes: &[u8; Self::BYTES]) -> Option<Mark> {
-        let numbers: &[[u8; 8]; 6] = bytes.as_chunks().0.try_into().ok()?;
-        let [op, node, incarnation, timestamp, clock, disclosed] = numbers.map(u64::from_le_bytes);
+        let numbers: &[[u8; 8]; 5] = bytes.as_chunks().0.try_into().ok()?;
+        let [op, node, incarnation, timestamp, clock] = numbers.map(u64::from_le_bytes);
         let raw = u8::try_from(op).ok()?;
         let (op, ends) = (Op::from_raw(raw & !BITS)?, raw & BITS);
         let sender = Sender { node: node.try_into().ok()?, incarnation };
         let is_one = matches!(op, Op::Push | Op::Clock);
-        is_one.then_some(Mark { op, ends, sender, timestamp, clock, disclosed })
+        is_one.then_some(Mark { op, ends, sender, timestamp, clock })
     }
 
     /// The marks before the values of rows, and these.
@@ -122,6 +116,7 @@ impl Chains {
             return;
         }
         let all = std::mem::take(&mut chain.gathered);
+        self.gathered = self.gathered.saturating_sub(all.len());
         let Some(inputs) = Inputs::gathered(&all, shard) else {
             return all.into_iter().for_each(|item| self.pass_on(lanes, chain, index, place, item));
         };
@@ -129,6 +124,16 @@ impl Chains {
             all.iter().filter(|item| item.inputs.op == Op::Push).count() as u64;
         let replies = all.into_iter().flat_map(|item| item.replies).collect();
         self.pass_on(lanes, chain, index, place, Unconfirmed { number: 0, inputs, replies });
+    }
+}
+
+impl Tables {
+    /// Passes on what has gathered in all chains.
+    pub(in crate::server) fn pass_gathered(&mut self, lanes: &mut Lanes) {
+        let Tables { entries, chains, index, .. } = self;
+        if chains.gathered > 0 {
+            entries.iter_mut().for_each(|entry| entry.pass_gathered(lanes, chains, *index));
+        }
     }
 }
 
@@ -169,19 +174,19 @@ impl Entry {
         }
         marks.iter().try_for_each(|mark| chain.applied.charge(mark.sender))?;
         shard.take(keys, lengths, values, memory)?;
-        for Mark { op, ends, sender, timestamp, clock, disclosed } in marks {
+        for Mark { op, ends, sender, timestamp, clock } in marks {
             chain.applied.enter(sender, timestamp, None);
             let Some(governor) = governor else { continue };
             let worker = sender.node;
             match op {
-                Op::Clock => drop(governor.enter(op, worker, clock, &disclosed.to_le_bytes())?),
+                Op::Clock => drop(governor.enter(op, worker, clock, &[])?),
                 _ => {
                     let (reads, writes, keys) = (false, true, &[][..]);
                     governor.record_executed(&Access { worker, clock, reads, writes, keys });
                 }
             }
             if ends & FINISHES != 0 {
-                governor.finish(worker, clock, ends);
+                governor.finish(worker, clock, FINISHES);
             }
         }
         Ok(())
@@ -196,7 +201,7 @@ mod tests {
 
     fn mark(op: Op, ends: u8, number: u64) -> Mark {
         let sender = Sender { node: number as u32, incarnation: number << 40 };
-        Mark { op, ends, sender, timestamp: number + 1, clock: number + 2, disclosed: number + 3 }
+        Mark { op, ends, sender, timestamp: number + 1, clock: number + 2 }
     }
 
     #[test]

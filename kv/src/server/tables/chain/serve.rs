@@ -253,6 +253,7 @@ impl Entry {
         let item = Unconfirmed { number: 0, inputs, replies: vec![Reply { to, answer }] };
         if gathers && effect == new {
             chain.gathered.push(item);
+            chains.gathered += 1;
             chains.is_due = true;
         } else {
             chains.pass_gathered(lanes, chain, &**shard, index, place);
@@ -352,7 +353,7 @@ impl Entry {
     }
 
     /// Applies what the thread before this one has applied or refused. A copy that is not whole
-    /// hears of the model with the rest.
+    /// hears of the model with the rest; none hears of what is announced.
     fn repeat(
         &mut self,
         lanes: &Lanes,
@@ -378,6 +379,8 @@ impl Entry {
             chain.applied.refuse(sender, timestamp, lanes.credits_max());
         } else {
             chain.applied.charge(sender)?;
+            let values = if op == Op::Clock { &[] } else { request.values };
+            let request = &Request { values, ..*request };
             let answer = apply(&mut **shard, governor.as_deref_mut(), op, request, memory)?;
             match keeps_order(op) {
                 true => chain.applied.enter(sender, timestamp, answer),
@@ -389,7 +392,7 @@ impl Entry {
             governor.record_executed(&access(request));
         }
         if ends & FINISHES != 0 {
-            governor.finish(sender.node, request.clock, ends);
+            governor.finish(sender.node, request.clock, FINISHES);
         }
         Ok(())
     }

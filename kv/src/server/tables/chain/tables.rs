@@ -244,8 +244,6 @@ impl Tables {
         for entry in entries {
             let (number, range) = (entry.number, entry.range);
             let Some(chain) = entry.chain.as_mut().filter(|chain| chain.is_whole) else { continue };
-            let lanes = &mut endpoint.lanes;
-            chains.pass_gathered(lanes, chain, &*entry.shard, *index, (number, range));
             let next = chains.view.next(chain.first, chain.replicas, *index);
             if chain.next != next {
                 chain.turn_to(next);
@@ -386,6 +384,7 @@ impl Tables {
         let items = of.filter_map(|entry| entry.chain.as_mut()).flat_map(|chain| {
             self.moves.released.append(&mut chain.held);
             self.moves.released.extend(chain.awaiting.drain(..).map(|awaiting| awaiting.held));
+            self.chains.gathered -= chain.gathered.len();
             chain.unconfirmed.drain(..).chain(chain.gathered.drain(..))
         });
         let unconfirmed = items.flat_map(|item| item.replies).map(|reply| reply.to);
