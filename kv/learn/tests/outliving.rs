@@ -383,8 +383,7 @@ fn what_has_no_copies_is_refused_by_name() {
         assert!(says.iter().all(|part| said.contains(part)), "{said}");
         assert!(Job { replicas: 0, ..job }.check_replicas(servers).is_ok());
     };
-    let remedy = "bsp, ssp, asp and delay have";
-    refused(copied((), "sparse-ssp:1:2", 1), None, ["SparseSSP(1, 2)", "counts reads", remedy]);
+    let remedy = "the other models have";
     refused(copied((), "data:1", 1), None, ["data-centric(1)", "counts reads", remedy]);
     for hint in ["seq", "hogwild", "spmt"] {
         let job = Job { hint: hint.parse().unwrap(), ..copied((), "ssp:1", 1) };
@@ -392,7 +391,7 @@ fn what_has_no_copies_is_refused_by_name() {
     }
     let says = ["no room for 1 replicas on 1 servers", "take 2 servers", "at most 0 replicas"];
     refused(copied((), "asp", 1), Some(1), says);
-    for model in ["bsp", "ssp:0", "asp", "delay:2"] {
+    for model in ["bsp", "ssp:0", "sparse-ssp:1:2", "asp", "delay:2"] {
         copied((), model, 1).check_replicas(Some(2)).unwrap();
         copied((), model, 1).check_replicas(None).unwrap();
     }
