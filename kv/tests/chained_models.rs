@@ -220,8 +220,8 @@ fn touched(seed: u64, [rank, workers, clock]: [u64; 3]) -> Vec<u64> {
     keys
 }
 
-/// As [`work`], under SparseSSP: what is read is announced ahead. Each worker touches its own key in
-/// every iteration, so whoever reads it too is no more than the staleness ahead.
+/// As [`work`], under SparseSSP: what is read is announced ahead. Each worker touches its own key
+/// in every iteration, so whoever reads it too is no more than the staleness ahead.
 fn work_ahead(
     network: &Network,
     worker: &mut Worker,
@@ -502,7 +502,6 @@ fn the_pushes_of_an_iteration_go_to_copies_as_one() {
                         let pulled = worker.pull(table, &keys).unwrap();
                         worker.wait(pulled).unwrap();
                         let push = worker.push(table, &keys, &pushed(rank, clock)).unwrap();
-                        // The end of an iteration is a request of its own, or is in its last push.
                         let end = worker.advance(table).unwrap();
                         [push, end].into_iter().for_each(|it| drop(worker.wait(it).unwrap()));
                     }

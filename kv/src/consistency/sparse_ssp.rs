@@ -8,9 +8,9 @@
 //! its requests; what is not announced yet conflicts with everything. So a table whose workers
 //! announce nothing behaves as under [`Ssp`](super::Ssp).
 //!
-//! Copies of a shard hear of no announcements. Those that wait come again to a copy that is to serve
-//! next; of an iteration whose reads were answered it knows nothing, until its worker has ended it.
-//! So what workers have announced counts there from the end of their next iteration on
+//! Copies of a shard hear of no announcements. Those that wait come again to a copy that is to
+//! serve next; of an iteration whose reads were answered it knows nothing, until its worker has
+//! ended it. So what workers have announced counts there from the end of their next iteration on
 //! (`server/tables/governor.rs`).
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -306,9 +306,9 @@ impl Chain {
     }
 
     /// Whether a request has to wait: for others before it, for the next thread, or for room there.
-    /// Where copies are asynchronous nothing waits until as much is under way as a lane has credits.
-    /// The last message to each thread that is for others further on leaves room for those that end
-    /// there, so that full lanes never wait for each other in a circle.
+    /// Where copies are asynchronous nothing waits until as much is under way as a lane has
+    /// credits. The last message to each thread that is for others further on leaves room for those
+    /// that end there, so that full lanes never wait for each other in a circle.
     fn holds(&self, chains: &Chains, lanes: &Lanes, index: usize) -> bool {
         if !self.held.is_empty() {
             return true;
