@@ -172,10 +172,14 @@ impl<R: Recorder> Controller for SparseSsp<R> {
         let is_far = Far { version: clock, worker };
         let most = self.most();
         let known = self.announced.entry(Announced { worker, version: clock }).or_default();
-        // What is announced again is counted once.
-        let before: BTreeSet<u64> = known.iter().copied().collect();
         let begin = known.len();
-        known.extend(keys.iter().filter(|key| !before.contains(key)));
+        if begin == 0 {
+            known.extend(keys);
+        } else {
+            // What is announced again is counted once.
+            let before: BTreeSet<u64> = known.iter().copied().collect();
+            known.extend(keys.iter().filter(|key| !before.contains(key)));
+        }
         let new = &known[begin..];
         if clock > most || self.far.contains(&is_far) {
             self.far.insert(is_far);
