@@ -83,6 +83,12 @@ impl Pushes {
     }
 }
 
+/// The number of servers that are there.
+fn servers_of(cluster: &Cluster) -> usize {
+    let top = of_cluster(cluster, "top --once --json --interval 0.1").output().unwrap();
+    text(&top.stdout).matches("\"role\":\"server\"").count()
+}
+
 #[test]
 fn a_server_joins_and_takes_shards_under_load() {
     let (cluster, client) = launch_over_tcp(2);
@@ -105,17 +111,16 @@ fn a_server_joins_and_takes_shards_under_load() {
 
 #[test]
 fn servers_leave_under_load() {
-    let (cluster, client) = launch_over_tcp(1);
-    let mut pushes = Pushes::to(client, 6);
+    let (cluster, client) = launch_over_tcp(2);
+    let mut pushes = Pushes::to(client, 3);
     let mut first = join(&cluster, "server --join --van tcp --threads 2", &mut pushes.client);
     let mut second = join(&cluster, "server --join --van tcp", &mut pushes.client);
-    let output = of_cluster(&cluster, "rebalance --leave 0").output().unwrap();
-    assert_eq!(output.status.code(), Some(1));
-    let founds = "only servers that have come by --join may leave";
-    assert!(text(&output.stderr).contains(founds), "{}", text(&output.stderr));
     assert!(rows_in(&pushes.while_it_runs(&cluster, "rebalance --json")).len() >= 3);
-    // Threads 1 and 2 are those of the first that has joined, thread 3 is the other's.
-    for (rank, threads, joined) in [(1, 1..3, &mut first), (2, 3..4, &mut second)] {
+    // Threads 2 and 3 are those of the first that has joined, thread 4 is the other's. Server 0 has
+    // founded the cluster, and numbers its tables.
+    let servers = [(2, 2..4, Some(&mut first)), (0, 0..1, None), (3, 4..5, Some(&mut second))];
+    let mut left = 1;
+    for (rank, threads, joined) in servers {
         let leave = format!("rebalance --leave {rank} --json");
         let rows = rows_in(&pushes.while_it_runs(&cluster, &leave));
         let is_its = |row: &serde_json::Value| {
@@ -124,20 +129,23 @@ fn servers_leave_under_load() {
         };
         assert!(!rows.is_empty() && rows.iter().all(is_its), "{rows:?}");
         let began = Instant::now();
-        while joined.try_wait().unwrap().is_none() {
+        while servers_of(&cluster) > 4 - left {
             pushes.while_it_runs(&cluster, "status --json");
             assert!(began.elapsed() < PATIENCE, "server {rank} does not end");
         }
+        left += 1;
+        let Some(joined) = joined else { continue };
         assert!(ended(joined, PATIENCE).success());
         let mut said = String::new();
         joined.stderr.take().unwrap().read_to_string(&mut said).unwrap();
         assert!(said.contains(&format!("server {rank} has left the cluster")), "{said}");
     }
-    assert!(pushes.owners().iter().all(|server| *server == 0));
+    assert!(pushes.owners().iter().all(|server| *server == 1));
     pushes.check();
-    let top = of_cluster(&cluster, "top --once --json --interval 0.1").output().unwrap();
-    let nodes = text(&top.stdout);
-    assert_eq!(nodes.matches("\"role\":\"server\"").count(), 1, "{nodes}");
+    let output = of_cluster(&cluster, "rebalance --leave 1").output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let last = "server 1 is the last of the 2 that founded the cluster";
+    assert!(text(&output.stderr).contains(last), "{}", text(&output.stderr));
     drop(pushes);
     cluster.shutdown().unwrap();
 }

@@ -1,10 +1,11 @@
 //! Goal: 1 GiB of rows moves from one server process to another under load: no push fails or is
 //! lost, and servers write hardly more than the rows.
-//! Method: `caravan rebalance` drains one of two server processes over TCP, while a worker pushes a
-//! row every millisecond. The kernel says how many bytes both wrote in all: rows, forwarded pushes
-//! and answers. Latencies are printed beside those of a quiet time, and not judged.
+//! Method: `caravan rebalance` drains one of two server processes over TCP, or has it leave for one
+//! that has joined, while a worker pushes a row every millisecond. The kernel says how many bytes
+//! the servers wrote in all: rows, forwarded pushes and answers. Latencies are printed beside those
+//! of a quiet time, and not judged.
 //!
-//! It takes a minute and 3 GiB of memory, so it has to be asked for:
+//! Each takes a minute and 3 GiB of memory, so they have to be asked for:
 //! `cargo test -p caravan-bench --test moving -- --ignored --nocapture`
 
 #![allow(clippy::unwrap_used, reason = "tests")]
@@ -12,12 +13,12 @@
 
 mod support;
 
-use std::process::Stdio;
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use caravan_kv::{Cluster, Placement, Table, TableSpec, ValueType, Worker};
 use caravan_van::KeyRange;
-use support::{launch_over_tcp, of_cluster, text};
+use support::{PATIENCE, ended, launch_over_tcp, of_cluster, text};
 
 const WIDTH: usize = 256;
 const KEYS: u64 = 1 << 20;
@@ -73,6 +74,15 @@ fn say(what: &str, took: &[Duration]) {
     println!("{what}: {} pushes, p50 {p50:?}, p99 {p99:?}, max {max:?}", took.len());
 }
 
+/// Has a server join, and waits until the worker has heard of it.
+fn join(cluster: &Cluster, worker: &mut Worker) -> Child {
+    let joined = of_cluster(cluster, "server --join --van tcp").spawn().unwrap();
+    while worker.server_addresses().count() == 2 {
+        worker.sleep(Duration::from_millis(5)).unwrap();
+    }
+    joined
+}
+
 /// Bytes that the servers have written to sockets and files.
 fn written(cluster: &Cluster) -> u64 {
     let processes = cluster.processes();
@@ -88,6 +98,17 @@ fn written(cluster: &Cluster) -> u64 {
 #[test]
 #[ignore = "it takes a minute and 3 GiB of memory"]
 fn a_gibibyte_moves_under_load() {
+    move_all(false);
+}
+
+#[test]
+#[ignore = "it takes a minute and 3 GiB of memory"]
+fn a_server_with_a_gibibyte_leaves_under_load_for_one_that_has_joined() {
+    move_all(true);
+}
+
+/// Has server 0 drained; or has another one join and it leave.
+fn move_all(leaves: bool) {
     let (cluster, mut worker) = launch_over_tcp(2);
     let shards = (0..SHARDS).map(|shard| (shard * KEYS / SHARDS, 0)).collect();
     let spec = TableSpec::new(1, "rows", ValueType::F32, WIDTH as u32)
@@ -103,7 +124,9 @@ fn a_gibibyte_moves_under_load() {
     let quiet = load(&mut worker, table, &mut pushed, || Instant::now() > until);
     let before = written(&cluster);
     let began = Instant::now();
-    let mut rebalance = of_cluster(&cluster, "rebalance --drain 0 --json");
+    let mut joined = leaves.then(|| join(&cluster, &mut worker));
+    let line = if leaves { "rebalance --leave 0 --json" } else { "rebalance --drain 0 --json" };
+    let mut rebalance = of_cluster(&cluster, line);
     let mut rebalance = rebalance.stdout(Stdio::piped()).spawn().unwrap();
     let busy = load(&mut worker, table, &mut pushed, || rebalance.try_wait().unwrap().is_some());
     let seconds = began.elapsed().as_secs_f64();
@@ -127,7 +150,9 @@ fn a_gibibyte_moves_under_load() {
         }
     }
     // It has asked for all of them, and knows where they are now.
-    assert!(worker.shards(table).unwrap().iter().all(|shard| shard.server == 1));
+    let there = worker.shards(table).unwrap().iter().map(|shard| shard.server);
+    assert!(there.clone().all(|server| server != 0 && (leaves || server == 1)));
     drop(worker);
     cluster.shutdown().unwrap();
+    joined.iter_mut().for_each(|joined| assert!(ended(joined, PATIENCE).success()));
 }

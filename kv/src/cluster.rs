@@ -20,7 +20,7 @@ use crate::node::{
     Target, TaskId, Van,
 };
 use crate::secret::SecretSource;
-use crate::server::Handles;
+use crate::server::{Copies, Handles};
 use crate::table::TableSpec;
 use crate::worker::{News, Watch, Worker};
 
@@ -389,51 +389,69 @@ impl Cluster {
         Ok(client)
     }
 
-    /// Has the server of this rank, which has joined the complete cluster, leave it: its shards
-    /// move to other servers while requests go on, and all nodes are told. It ends by itself once
-    /// no worker or driver has a lane to it; each closes its own when nothing is outstanding there.
-    /// Returns the shards that have moved.
+    /// Has the server of this rank leave the cluster, one that has founded it as well: its shards
+    /// move to other servers while requests go on, those with copies get one more elsewhere, and
+    /// all nodes are told. It ends by itself once no worker or driver has a lane to it; each closes
+    /// its own when nothing is outstanding there. Returns the shards that have moved.
     ///
     /// If this is cut off, nothing is lost; the server stays, perhaps without shards, and may be
     /// asked to leave again.
     ///
     /// # Errors
-    /// [`Error::Config`] if it is a founder, lost, or has left; or if others give it shards all the
-    /// time. As [`Worker::move_shard`](crate::Worker::move_shard) for a shard that cannot move.
+    /// [`Error::Config`] if it is the last founder, lost, or has left; if others give it shards all
+    /// the time; or if no other server can have a copy. As
+    /// [`Worker::move_shard`](crate::Worker::move_shard) for a shard that cannot move.
     pub fn release_server(&self, rank: usize) -> Result<Vec<Handover>> {
-        let threads = self.scheduler.borrow_mut().may_leave(rank)?;
+        let threads = self.scheduler.borrow_mut().announce_leave(rank)?;
         let mut client = self.client()?;
         client.set_namespace("");
         client.wait_until_known(&threads.iter().copied().collect())?;
+        client.wait_until_announced(&threads)?;
         let mut moved = Vec::new();
+        let mut left = (0, 0);
         for _ in 0..DRAINS_MAX {
-            for spec in client.list_tables("")? {
-                let table = match client.create_table(&spec) {
-                    Err(Error::TableDropped { .. }) => continue,
-                    created => created?,
-                };
-                let before = match client.drain_threads(table, &threads) {
-                    Err(Error::TableDropped { .. }) => continue,
-                    drained => drained?,
-                };
-                let now = client.shards(table)?;
-                moved.extend(before.into_iter().filter_map(|before| {
-                    let after = now.iter().find(|shard| shard.range == before.range)?;
-                    Some(Handover { table: spec.clone(), before, server: after.server })
-                }));
-            }
-            let retired = threads.iter().map(|thread| client.retire_thread(*thread));
-            let retired = retired.collect::<Result<Vec<_>>>()?;
-            if retired.iter().all(|(shards, _)| *shards == 0) {
-                let departed = retired.into_iter().map(|(_, departed)| departed).collect();
-                self.scheduler.borrow_mut().let_leave(rank, departed)?;
-                return Ok(moved);
+            self.drain_server(&mut client, &threads, &mut moved)?;
+            await_copies(&mut client)?;
+            match client.retire_threads(&threads)? {
+                Ok(departed) => {
+                    self.scheduler.borrow_mut().let_leave(rank, departed)?;
+                    return Ok(moved);
+                }
+                Err(shards) => left = shards,
             }
         }
+        let (shards, alone) = left;
         Err(Error::Config(format!(
-            "server {rank} got shards again {DRAINS_MAX} times while its own moved away: have it \
-             leave when nobody else moves shards"
+            "server {rank} has {shards} shards and the only copy of {alone} after {DRAINS_MAX} \
+             attempts: have it leave when nobody else moves shards, and others can have copies"
         )))
+    }
+
+    /// Moves the shards of these server threads to others, but for those with copies.
+    fn drain_server(
+        &self,
+        client: &mut Worker,
+        threads: &[usize],
+        moved: &mut Vec<Handover>,
+    ) -> Result<()> {
+        let mut specs = client.list_tables("")?;
+        specs.retain(|spec| spec.replicas == 0);
+        for spec in specs {
+            let table = match client.create_table(&spec) {
+                Err(Error::TableDropped { .. }) => continue,
+                created => created?,
+            };
+            let before = match client.drain_threads(table, threads) {
+                Err(Error::TableDropped { .. }) => continue,
+                drained => drained?,
+            };
+            let now = client.shards(table)?;
+            moved.extend(before.into_iter().filter_map(|before| {
+                let after = now.iter().find(|shard| shard.range == before.range)?;
+                Some(Handover { table: spec.clone(), before, server: after.server })
+            }));
+        }
+        Ok(())
     }
 
     /// Ends the cluster: tells all nodes and waits for them. A driver that has joined it only ends
@@ -516,6 +534,37 @@ pub struct Handover {
 
 /// How often the shards of a server that leaves are moved away: others may move some there.
 const DRAINS_MAX: usize = 10;
+
+/// How long chains may take to get a further copy, as long as no copy becomes whole meanwhile.
+const COPIES_WITHIN: Duration = Duration::from_secs(30);
+
+/// Waits until all copies are whole.
+///
+/// # Errors
+/// [`Error::Config`] if none becomes whole for long.
+fn await_copies(client: &mut Worker) -> Result<()> {
+    let mut fewest = usize::MAX;
+    let mut since = client.now();
+    loop {
+        let Copies { missing, coming, .. } = client.copies()?;
+        let now = client.now();
+        match missing + coming {
+            0 => return Ok(()),
+            few if few < fewest => (fewest, since) = (few, now),
+            _ if now - since > COPIES_WITHIN => {
+                return Err(Error::Config(format!(
+                    "{missing} shards lack a copy, and {coming} copies are on their way for {} s: \
+                     the server stays until others have what it has",
+                    COPIES_WITHIN.as_secs()
+                )));
+            }
+            _ => {}
+        }
+        client.sleep(LOOK_AT_COPIES)?;
+    }
+}
+
+const LOOK_AT_COPIES: Duration = Duration::from_millis(10);
 
 /// How long nodes may take to end.
 const END_WITHIN: Duration = Duration::from_secs(5);

@@ -13,7 +13,7 @@ use caravan_van::KeyRange;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
-use crate::view::Handed;
+use crate::view::Departed;
 
 /// Most shards of a table.
 pub const SHARDS_MAX: usize = 1 << 16;
@@ -163,10 +163,12 @@ pub(crate) struct Created {
 /// A server thread's answer to [`Op::Retire`](crate::op::Op::Retire).
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Retired {
-    /// Shards that are there, or come. With none the thread takes no more.
+    /// Shards that are there, or come, and have to go.
     pub(crate) shards: usize,
-    /// The shards that it has given away.
-    pub(crate) gone: Vec<Handed>,
+    /// Shards with copies that nobody else has whole.
+    pub(crate) alone: usize,
+    /// What all have to know when it has left. With none of those shards the thread has agreed.
+    pub(crate) departed: Departed,
 }
 
 /// The body of [`Op::Create`](crate::op::Op::Create) for a table that has its number.

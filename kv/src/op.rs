@@ -105,14 +105,18 @@ operations! {
     Replicate = 26 by Server,
     /// The copy is whole. The values say what was applied of whom.
     Whole = 27 by Server,
-    /// A failure: the server thread that asked counts as lost.
+    /// A failure: the server thread that asked counts as lost or has left, or the one that was asked
+    /// leaves.
     Lost = 28 by Nobody,
     /// In the head of [`Op::Replicate`]: a request that was refused, so that no copy takes it for
     /// one that was applied.
     Refused = 29 by Nobody,
-    /// The server thread is to take no shard from now on, as it will leave the cluster. The
-    /// answer's value is [`Retired`](crate::map::Retired): it has agreed if it has no shard.
+    /// The server thread is to take no shard from now on, as it will leave the cluster. The values
+    /// are the thread that gets its place, as JSON; the answer's are
+    /// [`Retired`](crate::map::Retired).
     Retire = 30 by Client,
+    /// The answer's values are the server thread's [`Copies`](crate::Copies), as JSON.
+    Copies = 31 by Client,
 }
 
 /// Bit of the operation of a push that ends its worker's iteration: the worker has finished all
@@ -163,6 +167,7 @@ impl From<RequestKind> for Op {
             RequestKind::Fresh => Op::Fresh,
             RequestKind::Checkpoint => Op::Checkpoint,
             RequestKind::Retire => Op::Retire,
+            RequestKind::Copies => Op::Copies,
         }
     }
 }

@@ -57,13 +57,17 @@ pub(crate) enum RequestKind {
     Fresh,
     Checkpoint,
     Retire,
+    Copies,
 }
 
 impl RequestKind {
     /// Whether servers answer with text or other bytes that are kept as they come.
     pub(crate) fn has_replies(self) -> bool {
-        use RequestKind::{Checkpoint, Command, Cost, Create, Drop, Fresh, Join, Retire, Tables};
-        matches!(self, Create | Command | Cost | Drop | Tables | Join | Fresh | Checkpoint | Retire)
+        use RequestKind::*;
+        matches!(
+            self,
+            Create | Command | Cost | Drop | Tables | Join | Fresh | Checkpoint | Retire | Copies
+        )
     }
 
     /// Whether servers answer with nothing but that it was executed.
@@ -90,6 +94,7 @@ impl RequestKind {
             RequestKind::Fresh => "how fresh a table is",
             RequestKind::Checkpoint => "a part of a checkpoint",
             RequestKind::Retire => "to take no more shards",
+            RequestKind::Copies => "how far its copies are",
         }
     }
 }

@@ -4,7 +4,7 @@
 //! All only grow, so views join in any order. What a lost thread still says counts no longer.
 //! Everybody who has the view finds in it, without asking, who serves a shard that has copies.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
@@ -24,17 +24,43 @@ pub(crate) struct View {
     /// Nodes of workers that are lost.
     #[serde(default)]
     pub(crate) workers: BTreeSet<u32>,
-    /// Threads that have joined and left again, in the order in which they left.
+    /// The threads that leave or have left, as they said so and left.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(crate) left: Vec<Departed>,
+    pub(crate) partings: Vec<Parting>,
+}
+
+/// A step of a server thread that leaves the cluster.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Parting {
+    /// It will leave: chains get a further copy, until which it stays in them.
+    Announced(usize),
+    /// It has left.
+    Departed(Departed),
 }
 
 /// A server thread that has left the cluster. It owns nothing any more.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Departed {
     pub(crate) thread: usize,
+    /// The thread that has its place: on that goes what later tables place on this one.
+    pub(crate) heir: usize,
     /// The shards that it has given away.
     pub(crate) gone: Vec<Handed>,
+    /// The first and the last number of tables that it knew to be dropped.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) dropped: Vec<(u32, u32)>,
+    /// If it numbered the tables: all of them, by number.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) tables: BTreeMap<u32, Bequest>,
+}
+
+/// A table that a server thread has numbered which has left.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Bequest {
+    /// Its specification as JSON.
+    pub(crate) table: String,
+    /// Whether all owners of its shards know it.
+    pub(crate) is_complete: bool,
 }
 
 /// Where a server thread has given a shard.
@@ -49,6 +75,22 @@ pub(crate) struct Handed {
     pub(crate) epoch: u64,
 }
 
+impl Parting {
+    pub(crate) fn departed(&self) -> Option<&Departed> {
+        match self {
+            Parting::Announced(_) => None,
+            Parting::Departed(departed) => Some(departed),
+        }
+    }
+}
+
+impl Departed {
+    /// Where it has given the shard of a table that begins at `begin`.
+    fn handed(&self, table: u32, begin: u64) -> Option<Handed> {
+        self.gone.iter().find(|it| (it.table, it.begin) == (table, begin)).copied()
+    }
+}
+
 impl View {
     /// Number of founding server processes.
     pub(crate) fn processes(&self) -> usize {
@@ -57,7 +99,7 @@ impl View {
 
     /// Checks a view that came from elsewhere, in a cluster that `count` server threads founded.
     pub(crate) fn check(&self, count: usize) -> Result<(), String> {
-        let View { addresses, threads, joined, lost, left, .. } = self;
+        let View { addresses, threads, joined, lost, .. } = self;
         if addresses.len() != count {
             return Err(format!("a view of {} server threads, not of {count}", addresses.len()));
         }
@@ -65,12 +107,15 @@ impl View {
             return Err(format!("a view of {count} server threads, {threads} in each process"));
         }
         let all = count.saturating_add(*joined);
-        if let Some(Departed { thread, .. }) =
-            left.iter().find(|it| !(count..all).contains(&it.thread))
-        {
-            return Err(format!(
-                "server thread {thread} cannot leave: it is none of {count}..{all}"
-            ));
+        let mut gone = BTreeSet::new();
+        for Departed { thread, heir, .. } in self.departed() {
+            gone.insert(*thread);
+            if *thread >= all || *heir >= all || gone.contains(heir) {
+                return Err(format!(
+                    "server thread {thread} cannot leave its place to thread {heir}: they are not \
+                     two of {all}, or that one has left"
+                ));
+            }
         }
         match lost.last() {
             Some(last) if *last >= all => {
@@ -83,8 +128,8 @@ impl View {
     /// Adds what another view has; returns whether this one did not have all of it.
     pub(crate) fn join(&mut self, other: &View) -> bool {
         let size = |view: &View| {
-            let View { addresses, joined, lost, workers, left, .. } = view;
-            [addresses.len(), *joined, lost.len(), workers.len(), left.len()]
+            let View { addresses, joined, lost, workers, partings, .. } = view;
+            [addresses.len(), *joined, lost.len(), workers.len(), partings.len()]
         };
         let before = size(self);
         if other.addresses.len() > self.addresses.len() {
@@ -95,30 +140,91 @@ impl View {
         self.lost.extend(&other.lost);
         self.workers.extend(&other.workers);
         // All hear of them in one order.
-        let new = other.left.get(self.left.len()..).unwrap_or_default();
-        self.left.extend_from_slice(new);
+        let new = other.partings.get(self.partings.len()..).unwrap_or_default();
+        self.partings.extend_from_slice(new);
         before != size(self)
     }
 
     /// Whether a thread has left.
     pub(crate) fn has_left(&self, thread: usize) -> bool {
-        self.left.iter().any(|it| it.thread == thread)
+        self.departure(thread).is_some()
+    }
+
+    /// Whether a thread is lost or has left.
+    pub(crate) fn is_gone(&self, thread: usize) -> bool {
+        self.lost.contains(&thread) || self.has_left(thread)
+    }
+
+    /// The threads that have left, in the order in which they left.
+    pub(crate) fn departed(&self) -> impl Iterator<Item = &Departed> {
+        self.partings.iter().filter_map(Parting::departed)
+    }
+
+    fn departure(&self, thread: usize) -> Option<&Departed> {
+        self.departed().find(|it| it.thread == thread)
+    }
+
+    /// Whether a thread has said that it will leave.
+    pub(crate) fn leaves(&self, thread: usize) -> bool {
+        self.partings.contains(&Parting::Announced(thread))
     }
 
     /// Where a thread that has left has given the shard of a table that begins at `begin`.
     pub(crate) fn handed(&self, thread: usize, table: u32, begin: u64) -> Option<Handed> {
-        let departed = self.left.iter().find(|it| it.thread == thread)?;
-        departed.gone.iter().find(|it| (it.table, it.begin) == (table, begin)).copied()
+        self.departure(thread)?.handed(table, begin)
+    }
+
+    /// The thread that has the place of another one: itself, unless it has left.
+    pub(crate) fn holder(&self, place: usize) -> usize {
+        let mut holder = place;
+        while let Some(departed) = self.departure(holder) {
+            holder = departed.heir;
+        }
+        holder
+    }
+
+    /// The thread on which the shard of a table that begins at `begin` and is placed on `place`
+    /// begins to be; none if a thread that has left has given it away.
+    pub(crate) fn creator(&self, place: usize, table: u32, begin: u64) -> Option<usize> {
+        let mut holder = place;
+        while let Some(departed) = self.departure(holder) {
+            if departed.handed(table, begin).is_some() {
+                return None;
+            }
+            holder = departed.heir;
+        }
+        Some(holder)
+    }
+
+    /// The heirs of threads that leave together: of those that stay, whoever has the fewest places
+    /// so far. None if nobody stays.
+    pub(crate) fn heirs(&self, leaving: &[usize]) -> Option<Vec<usize>> {
+        let all = self.addresses.len() + self.joined;
+        let mut places = vec![0; all];
+        (0..self.addresses.len()).for_each(|place| places[self.holder(place)] += 1);
+        let stays = |thread: &usize| !self.is_gone(*thread) && !leaving.contains(thread);
+        let heir = |_: &usize| {
+            let heir = (0..all).filter(stays).min_by_key(|thread| places[*thread])?;
+            places[heir] += 1;
+            Some(heir)
+        };
+        leaving.iter().map(heir).collect()
     }
 
     /// The chain of a shard that was given to thread `first`: the first `replicas + 1` threads from
-    /// there on that are not lost, each in a process of its own. The first of them serves it.
+    /// there on that are neither lost nor leave, each in a process of its own, and those between
+    /// that leave and have not left. The first of them serves it.
     pub(crate) fn chain(&self, first: usize, replicas: u32) -> impl Iterator<Item = usize> + '_ {
-        let living = self.ring(first).filter(|thread| !self.lost.contains(thread));
-        living.take((replicas as usize).saturating_add(1))
+        let living = self.ring(first).filter(|thread| !self.is_gone(*thread));
+        let mut wanted = (replicas as usize).saturating_add(1);
+        living.take_while(move |thread| {
+            let is_in = wanted > 0;
+            wanted -= usize::from(is_in && !self.leaves(*thread));
+            is_in
+        })
     }
 
-    /// Whether a thread was in that chain when none was lost.
+    /// Whether a thread was in that chain when none was gone.
     pub(crate) fn was_in_chain(&self, first: usize, replicas: u32, thread: usize) -> bool {
         self.ring(first).take((replicas as usize).saturating_add(1)).any(|it| it == thread)
     }
@@ -152,6 +258,42 @@ mod tests {
 
     fn chain(view: &View, first: usize, replicas: u32) -> Vec<usize> {
         view.chain(first, replicas).collect()
+    }
+
+    const HANDED: Handed = Handed { table: 3, begin: 70, server: 1, epoch: 2 };
+
+    fn departed(thread: usize, heir: usize) -> Parting {
+        let (dropped, tables) = (Vec::new(), BTreeMap::new());
+        Parting::Departed(Departed { thread, heir, gone: vec![HANDED], dropped, tables })
+    }
+
+    #[test]
+    fn who_leaves_stays_in_its_chains_beside_a_further_copy() {
+        let mut view = view(1, 4, &[1]);
+        assert_eq!(chain(&view, 0, 1), [0, 2]);
+        view.partings.push(Parting::Announced(0));
+        assert_eq!(chain(&view, 0, 1), [0, 2, 3]);
+        assert_eq!(chain(&view, 3, 1), [3, 0, 2]);
+        assert_eq!(chain(&view, 2, 1), [2, 3], "it is not in this one");
+        view.partings.push(Parting::Announced(2));
+        assert_eq!(chain(&view, 0, 1), [0, 2, 3], "nobody else stays");
+        view.partings.push(departed(0, 3));
+        assert_eq!(chain(&view, 0, 1), [2, 3]);
+    }
+
+    #[test]
+    fn places_go_to_heirs() {
+        let mut view = View { joined: 2, ..view(1, 3, &[1]) };
+        assert_eq!(view.heirs(&[0]), Some(vec![3]), "one that has joined has no place yet");
+        view.partings.push(departed(0, 3));
+        assert_eq!((view.holder(0), view.holder(1)), (3, 1));
+        assert_eq!(view.heirs(&[2, 3]), Some(vec![4, 4]), "nobody else stays");
+        view.partings.push(departed(3, 4));
+        assert_eq!((view.holder(0), view.holder(2)), (4, 2));
+        assert_eq!(view.creator(0, 3, 71), Some(4));
+        assert_eq!(view.creator(0, 3, 70), None, "it was given away");
+        assert_eq!(view.heirs(&[2, 4]), None);
+        assert_eq!(chain(&view, 0, 2), [2], "who has left is in no chain");
     }
 
     #[test]
@@ -190,10 +332,20 @@ mod tests {
         assert!(view(1, 4, &[]).check(6).unwrap_err().contains("of 4 server threads, not of 6"));
         assert!(view(1, 6, &[6]).check(6).unwrap_err().contains("thread 6 cannot be lost"));
         assert_eq!(View { joined: 1, ..view(1, 6, &[6]) }.check(6), Ok(()));
-        for (thread, may) in [(5, false), (6, true), (7, false)] {
-            let left = vec![Departed { thread, gone: Vec::new() }];
-            let checked = View { joined: 1, left, ..view(1, 6, &[]) }.check(6);
-            assert_eq!(checked.is_ok(), may, "{thread}: {checked:?}");
+        let leave = |pairs: &[(usize, usize)]| {
+            let partings = pairs.iter().map(|(thread, heir)| departed(*thread, *heir)).collect();
+            View { joined: 1, partings, ..view(1, 6, &[]) }.check(6)
+        };
+        for may in [&[(5, 6)][..], &[(6, 0), (0, 5), (5, 1)]] {
+            assert_eq!(leave(may), Ok(()));
+        }
+        for (may_not, says) in [
+            (&[(7, 0)][..], "thread 7 cannot leave its place to thread 0"),
+            (&[(6, 7)], "thread 6 cannot leave its place to thread 7"),
+            (&[(2, 2)], "thread 2 cannot leave its place to thread 2"),
+            (&[(2, 3), (3, 2)], "thread 3 cannot leave its place to thread 2"),
+        ] {
+            assert!(leave(may_not).unwrap_err().contains(says));
         }
         for threads in [0, 4, usize::MAX] {
             let view = View { threads, ..view(1, 6, &[]) };
@@ -214,13 +366,13 @@ mod tests {
         assert!(!one.join(&views[0]) && one.lost.len() == 2);
         assert!(one.join(&View { joined: 2, ..View::default() }));
         assert!(!one.join(&View { joined: 1, ..View::default() }) && one.joined == 2);
-        let handed = Handed { table: 3, begin: 70, server: 1, epoch: 2 };
-        let departed = |thread| Departed { thread, gone: vec![handed] };
-        let left = View { left: vec![departed(5), departed(4)], ..View::default() };
-        assert!(one.join(&View { left: vec![departed(5)], ..View::default() }));
-        assert!(one.join(&left) && !one.join(&left) && one.left.len() == 2);
+        let partings = vec![Parting::Announced(5), departed(5, 4), departed(4, 3)];
+        assert!(one.join(&View { partings: partings[..1].to_vec(), ..View::default() }));
+        assert!(one.leaves(5) && !one.has_left(5));
+        let left = View { partings, ..View::default() };
+        assert!(one.join(&left) && !one.join(&left) && one.departed().count() == 2);
         assert!(one.has_left(4) && one.has_left(5) && !one.has_left(3));
-        assert_eq!(one.handed(4, 3, 70), Some(handed));
+        assert_eq!(one.handed(4, 3, 70), Some(HANDED));
         let others = [(3, 3, 70), (4, 2, 70), (4, 3, 7)];
         assert!(others.iter().all(|it| one.handed(it.0, it.1, it.2).is_none()));
     }

@@ -138,13 +138,14 @@ impl Worker {
         let mut recovery = Recovery::of(addresses, threads);
         let mut waits = waits;
         waits.opening_max = timeout;
-        let News { lost, joined, left } = waits.look()?;
+        let News { lost, joined, partings } = waits.look()?;
         let known = all[founders..].iter();
         let new = joined.iter().skip(known.len());
         let further: Vec<&ServerAddress> = known.chain(new).collect();
         further.iter().for_each(|_| recovery.enter_joined());
         recovery.view.lost.extend(lost);
-        recovery.view.left = left;
+        recovery.view.partings = partings;
+        recovery.is_on = recovery.view.departed().any(|it| it.thread < founders);
         recovery.view.check(founders).map_err(Error::Config)?;
         let why = |index: usize| match recovery.view.has_left(index) {
             true => Some(leaving::LEFT.to_owned()),

@@ -13,7 +13,7 @@ use super::choice::Candidate;
 use super::group::{NodeName, Recipients};
 use super::vitals::Vitals;
 use crate::error::{Error, Result};
-use crate::view::Departed;
+use crate::view::{Departed, Parting};
 use crate::worker::ServerAddress;
 
 /// The role of a node.
@@ -257,8 +257,8 @@ pub(crate) struct Changes {
     pub(crate) workers: Vec<u32>,
     /// Server threads that have joined since the cluster was complete, in their order.
     pub(crate) joined: Vec<ServerAddress>,
-    /// Those of them that have left again, in their order.
-    pub(crate) left: Vec<Departed>,
+    /// Those that leave or have left, in their order.
+    pub(crate) partings: Vec<Parting>,
 }
 
 /// The scheduler's request to a node; of [`Order::Letters`] alone, to a driver.
@@ -280,9 +280,9 @@ pub(crate) enum Order {
     LostServers(Vec<usize>),
     /// These server threads have joined, behind those of which it was told. Answered at once.
     JoinedServers(Vec<ServerAddress>),
-    /// These server threads leave, behind those of which it was told. They own nothing any more.
-    /// Answered at once.
-    LeftServers(Vec<Departed>),
+    /// These server threads leave or have left, beside those of which it was told. Answered at
+    /// once.
+    LeavingServers(Vec<Parting>),
     /// These nodes of workers are lost so far; to servers alone. Answered at once.
     LostWorkers(Vec<u32>),
     /// The job is over.
@@ -335,11 +335,11 @@ pub(crate) enum Command {
     /// Answered with [`Losses`] when a loss has ended the cluster, or there are more changes than
     /// those that the driver knows.
     Watch(Heard),
-    /// Whether the server of this rank may leave the cluster. Answered with the places of its
-    /// threads among all; refused with the reason why it may not.
-    MayLeave { server: usize },
+    /// Tells everybody that the server of this rank will leave the cluster. Answered with the
+    /// places of its threads among all; refused with the reason why it may not.
+    AnnounceLeave { server: usize },
     /// Tells everybody that the threads of this server own nothing any more, so that it can leave.
-    /// Answered at once, or refused as [`Command::MayLeave`].
+    /// Answered at once, or refused as [`Command::AnnounceLeave`].
     Leave { server: usize, departed: Vec<Departed> },
     /// Answered at once with the [`Loss`] of a node, if any was lost.
     Check,
@@ -358,8 +358,8 @@ pub(crate) struct Heard {
     pub(crate) lost: usize,
     /// Those that have joined.
     pub(crate) joined: usize,
-    /// Those of them that have left again.
-    pub(crate) left: usize,
+    /// What was said of those that leave.
+    pub(crate) partings: usize,
 }
 
 /// What a driver that watches hears of losses.
@@ -373,9 +373,9 @@ pub(crate) struct Losses {
     /// Server threads that have joined beside those that the driver knows, in their order.
     #[serde(default)]
     pub(crate) joined: Vec<ServerAddress>,
-    /// Those that have left again beside those that the driver knows, in their order.
+    /// What was said of those that leave, beside what the driver knows, in its order.
     #[serde(default)]
-    pub(crate) left: Vec<Departed>,
+    pub(crate) partings: Vec<Parting>,
     /// This driver's job, if it was cancelled.
     #[serde(default)]
     pub(crate) cancelled: Option<String>,
@@ -384,8 +384,8 @@ pub(crate) struct Losses {
 impl Losses {
     /// Whether there is anything in it.
     pub(crate) fn is_news(&self) -> bool {
-        let Losses { fatal, servers, joined, left, cancelled } = self;
-        let is_empty = servers.is_empty() && joined.is_empty() && left.is_empty();
+        let Losses { fatal, servers, joined, partings, cancelled } = self;
+        let is_empty = servers.is_empty() && joined.is_empty() && partings.is_empty();
         fatal.is_some() || cancelled.is_some() || !is_empty
     }
 }

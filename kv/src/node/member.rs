@@ -151,9 +151,9 @@ impl Member {
         }
     }
 
-    /// Number of server threads that have left so far.
-    pub(crate) fn left(&self) -> usize {
-        self.changes.left.len()
+    /// How often it has heard of server threads that leave.
+    pub(crate) fn partings(&self) -> usize {
+        self.changes.partings.len()
     }
 
     /// Sends the result of a task.
@@ -232,8 +232,8 @@ impl Member {
     /// As [`Member::check`].
     pub(crate) fn news(&mut self) -> Result<News> {
         self.check()?;
-        let Changes { lost, joined, left, .. } = &self.changes;
-        Ok(News { lost: lost.clone(), joined: joined.clone(), left: left.clone() })
+        let Changes { lost, joined, partings, .. } = &self.changes;
+        Ok(News { lost: lost.clone(), joined: joined.clone(), partings: partings.clone() })
     }
 
     /// Sends a request to the scheduler and waits for the answer.
@@ -316,9 +316,9 @@ impl Member {
                 self.lane.answer(number, &())?;
                 self.changes.joined.extend(joined);
             }
-            Heard::Order { number, order: Order::LeftServers(left) } => {
+            Heard::Order { number, order: Order::LeavingServers(partings) } => {
                 self.lane.answer(number, &())?;
-                self.changes.left.extend(left);
+                self.changes.partings.extend(partings);
             }
             Heard::Order { number, order: Order::LostWorkers(lost) } => {
                 self.lane.answer(number, &())?;

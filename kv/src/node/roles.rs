@@ -251,12 +251,13 @@ pub fn run_worker(
     let job = String::new();
     let mut node = WorkerNode { worker, config, rank, workers, job, task: 0, member };
     let mut jobs: HashMap<String, JobState> = HashMap::new();
-    let mut left = 0;
+    let mut partings = 0;
     loop {
-        let next = node.member.borrow_mut().next_task(|changes| changes.left.len() == left)?;
+        let goes_on = |changes: &Changes| changes.partings.len() == partings;
+        let next = node.member.borrow_mut().next_task(goes_on)?;
         let Some(mut task) = next else {
-            let known = std::mem::replace(&mut left, node.member.borrow().left());
-            if left == known {
+            let known = std::mem::replace(&mut partings, node.member.borrow().partings());
+            if partings == known {
                 return Ok(());
             }
             part(&mut node.worker);
@@ -553,10 +554,11 @@ fn serve_until_end(
     let mut view = View { addresses, threads: roster.threads, joined, ..View::default() };
     let mut ended = Ended::Over;
     let mut go_on = |changes: &Changes| {
-        let Changes { lost, workers, joined, left } = changes;
+        let Changes { lost, workers, joined, partings } = changes;
         let (lost, workers) = (lost.iter().copied(), workers.iter().copied());
         let (lost, workers, joined) = (lost.collect(), workers.collect(), joined.len());
-        let known = View { lost, workers, joined, left: left.clone(), ..View::default() };
+        let partings = partings.clone();
+        let known = View { lost, workers, joined, partings, ..View::default() };
         if view.join(&known) {
             started.iter().for_each(|it| drop(it.view.send(view.clone())));
         }

@@ -433,18 +433,18 @@ impl Scheduler {
         match heard {
             Heard::Answer { to, body } if to == self.watch => {
                 let losses: Losses = serde_json::from_str(&body)?;
-                let Losses { fatal, servers, joined, left, cancelled } = losses;
+                let Losses { fatal, servers, joined, partings, cancelled } = losses;
                 self.losses.servers.extend(servers);
                 self.losses.joined.extend(joined);
-                self.losses.left.extend(left);
+                self.losses.partings.extend(partings);
                 if fatal.is_some() {
                     self.lane.outlast(Duration::ZERO); // it does not come back
                 }
                 self.losses = Losses { fatal, cancelled, ..std::mem::take(&mut self.losses) };
                 if self.losses.fatal.is_none() && self.losses.cancelled.is_none() {
-                    let Losses { servers, joined, left, .. } = &self.losses;
-                    let (lost, joined, left) = (servers.len(), joined.len(), left.len());
-                    let heard = control::Heard { lost, joined, left };
+                    let Losses { servers, joined, partings, .. } = &self.losses;
+                    let (lost, joined, partings) = (servers.len(), joined.len(), partings.len());
+                    let heard = control::Heard { lost, joined, partings };
                     self.watch = self.lane.ask(&Command::Watch(heard))?;
                 }
             }
@@ -493,22 +493,23 @@ impl Scheduler {
     /// As [`Scheduler::check_members`].
     pub(crate) fn news(&mut self) -> Result<News> {
         self.glance()?;
-        let Losses { servers, joined, left, .. } = &self.losses;
-        Ok(News { lost: servers.clone(), joined: joined.clone(), left: left.clone() })
+        let Losses { servers, joined, partings, .. } = &self.losses;
+        Ok(News { lost: servers.clone(), joined: joined.clone(), partings: partings.clone() })
     }
 
-    /// The places among all of the threads of a server that may leave the cluster.
+    /// Tells everybody that a server will leave the cluster; returns the places of its threads
+    /// among all.
     ///
     /// # Errors
     /// [`Error::Config`] says why it may not; [`Error::NodeLost`].
-    pub(crate) fn may_leave(&mut self, server: usize) -> Result<Vec<usize>> {
-        self.ask(&Command::MayLeave { server })
+    pub(crate) fn announce_leave(&mut self, server: usize) -> Result<Vec<usize>> {
+        self.ask(&Command::AnnounceLeave { server })
     }
 
     /// Tells everybody that the threads of a server own nothing any more, so that it can leave.
     ///
     /// # Errors
-    /// As [`Scheduler::may_leave`].
+    /// As [`Scheduler::announce_leave`].
     pub(crate) fn let_leave(&mut self, server: usize, departed: Vec<Departed>) -> Result<()> {
         self.ask(&Command::Leave { server, departed })
     }

@@ -6,9 +6,9 @@
 use caravan_van::wire::Kind;
 use caravan_van::{Arrival, Buffer, Draft, Message, Pool};
 
-use super::Worker;
 use super::lanes::{NOBODY, Server};
 use super::table::TableState;
+use super::{ServerAddress, Worker};
 use crate::error::{Error, Result, with_sources};
 use crate::filter::{FILTERED, Outstanding};
 use crate::op::Op;
@@ -98,6 +98,9 @@ impl Worker {
         if message.kind() == Kind::Failure && message.op() == Op::Drop as u8 {
             return self.enter_dropped(server, &message);
         }
+        if message.kind() == Kind::Failure && message.op() == Op::Lost as u8 {
+            return self.enter_leaving(server, &message);
+        }
         if message.kind() == Kind::Failure && message.op() == Op::Moved as u8 {
             return self.take_back(server, message);
         }
@@ -113,10 +116,23 @@ impl Worker {
         let number = message.table();
         let known = self.tables.iter().find(|known| known.number == number);
         let table = known.map_or_else(|| format!("number {number}"), |it| it.spec.name.clone());
-        let timestamp = message.timestamp();
+        self.fail_one(server, message.timestamp(), Error::TableDropped { table });
+    }
+
+    /// Enters the answer of a server that leaves, and leaves this to others.
+    #[cold]
+    fn enter_leaving(&mut self, server: usize, message: &Message) {
+        let ServerAddress { name, address } = self.servers[server].at.clone();
+        let reason = "it leaves the cluster".to_owned();
+        let error = Error::ServerLost { server: name, address, reason };
+        self.fail_one(server, message.timestamp(), error);
+    }
+
+    /// Ends one server's part of a request with an error.
+    fn fail_one(&mut self, server: usize, timestamp: u64, error: Error) {
         let Some((progress, _)) = self.answered(server, timestamp) else { return };
         if !progress.abandoned {
-            progress.error.get_or_insert(Error::TableDropped { table });
+            progress.error.get_or_insert(error);
         }
         self.settle(timestamp);
     }

@@ -2,9 +2,11 @@
 //!
 //! The scheduler tells of their threads, in one order for all, and where each has given its shards.
 //! The thread owns nothing then, and sends back what still comes to it. The worker enters the new
-//! owners, also those of tables that it joins later. When nothing is outstanding at the thread it
-//! closes the lane, for which that waits. Nothing is posted on a lane to a thread that has joined
-//! before it is up. So of one that cannot be reached the worker waits for news.
+//! owners, also those of tables that it joins later. What such a table places on the thread is at
+//! its heir. Of shards with copies the next thread that has one serves, as after a loss. When
+//! nothing is outstanding at the thread the worker closes the lane, for which that waits. Nothing is
+//! posted on a lane to a thread that has joined before it is up. So of one that cannot be reached
+//! the worker waits for news.
 //!
 //! Path: **worker** > slicer > filter > message > codec > endpoint > transport.
 
@@ -13,60 +15,68 @@ use std::collections::BTreeSet;
 use super::Worker;
 use super::lanes::NOBODY;
 use super::waiting::{Awaited, LOOK_EVERY_JOINED, Silence};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::map::Retired;
+use crate::server::Copies;
 use crate::tracker::RequestKind;
-use crate::view::Departed;
+use crate::view::{Departed, Parting};
 
 /// Why no lane goes to a thread that has left.
 pub(super) const LEFT: &str = "it has left the cluster";
 
 impl Worker {
-    /// Enters all server threads that have left so far.
-    pub(super) fn enter_left(&mut self, left: &[Departed]) {
-        let known = self.recovery.view.left.len();
-        for departed in left.get(known..).unwrap_or_default() {
-            self.recovery.view.left.push(departed.clone());
+    /// Enters all that was said so far of server threads that leave.
+    pub(super) fn enter_partings(&mut self, partings: &[Parting]) {
+        let known = self.recovery.view.partings.len();
+        for parting in partings.get(known..).unwrap_or_default() {
+            self.recovery.enter_parting(parting);
+            let Parting::Departed(departed) = parting else { continue };
             self.moves.parting.insert(departed.thread);
             (0..self.tables.len()).for_each(|table| self.enter_handed(table, departed));
-            self.recovery.is_due = true;
+            let successor = self.recovery.view.chain(departed.thread, 0).next();
+            if let Some(successor) = successor {
+                self.succeed(departed.thread, successor);
+            }
         }
     }
 
     /// Enters into the map of a new table where threads that have left have given its shards.
     pub(super) fn enter_all_handed(&mut self, table: usize) {
-        let left = std::mem::take(&mut self.recovery.view.left);
-        left.iter().for_each(|departed| self.enter_handed(table, departed));
-        self.recovery.view.left = left;
+        let partings = std::mem::take(&mut self.recovery.view.partings);
+        let departed = partings.iter().filter_map(Parting::departed);
+        departed.for_each(|departed| self.enter_handed(table, departed));
+        self.recovery.view.partings = partings;
     }
 
     fn enter_handed(&mut self, table: usize, departed: &Departed) {
+        if self.tables[table].spec.replicas > 0 {
+            return;
+        }
         let number = self.tables[table].number;
         for handed in departed.gone.iter().filter(|handed| handed.table == number) {
             self.enter_owner(table, handed.begin, handed.server, handed.epoch);
         }
-        // A thread forgets the shards of a dropped table; the first one knows that it was dropped.
-        if let Ok(first) = self.first() {
-            let known = &mut self.tables[table];
-            known.map.pass_on(departed.thread, first);
-            known.route.close();
-        }
+        // Of a table that was dropped the heir knows that; one that is newer it has.
+        let known = &mut self.tables[table];
+        known.map.pass_on(departed.thread, departed.heir);
+        known.route.close();
     }
 
     /// Replaces the threads that have left, which then count as told of this table, by those to
-    /// which they have given shards of it.
+    /// which they have given shards of it, or by their heirs.
     pub(super) fn behind_departed(
         &self,
         number: u32,
         told: &mut BTreeSet<usize>,
         threads: BTreeSet<usize>,
     ) -> BTreeSet<usize> {
-        let left = &self.recovery.view.left;
+        let view = &self.recovery.view;
         let mut next = threads;
-        while let Some(departed) = left.iter().find(|it| next.remove(&it.thread)) {
+        while let Some(departed) = view.departed().find(|it| next.remove(&it.thread)) {
             if told.insert(departed.thread) {
                 let gone = departed.gone.iter().filter(|handed| handed.table == number);
-                next.extend(gone.map(|handed| handed.server));
+                let gone: BTreeSet<usize> = gone.map(|handed| handed.server).collect();
+                next.extend(if gone.is_empty() { BTreeSet::from([departed.heir]) } else { gone });
             }
         }
         next
@@ -122,18 +132,67 @@ impl Worker {
         Ok(())
     }
 
-    /// Asks a server thread to take no more shards; returns how many it has, and with none where
-    /// those have gone that it had.
+    /// Waits until this worker has heard that these server threads will leave.
     ///
     /// # Errors
-    /// [`Error::Refused`](crate::Error::Refused) if tables are placed on it;
-    /// [`Error::ServerLost`](crate::Error::ServerLost).
-    pub(crate) fn retire_thread(&mut self, thread: usize) -> Result<(usize, Departed)> {
+    /// As [`Worker::wait`] for a lost node, and for one that is silent.
+    pub(crate) fn wait_until_announced(&mut self, threads: &[usize]) -> Result<()> {
+        let mut silence = Silence::default();
+        while !threads.iter().all(|thread| self.recovery.view.leaves(*thread)) {
+            self.recovery.is_due = true;
+            match self.poll()? {
+                true => silence.began = None,
+                false => self.nap(&mut silence, Awaited::Room(0))?,
+            }
+        }
+        Ok(())
+    }
+
+    /// How far the copies of all shards are that have some, when all server threads know what this
+    /// worker knows of who is lost and who leaves.
+    ///
+    /// # Errors
+    /// [`Error::ServerLost`]; as [`Worker::wait`].
+    pub fn copies(&mut self) -> Result<Copies> {
+        self.ask_survivors(|worker| {
+            worker.tell_view()?;
+            let living = worker.living();
+            let asked = worker.tell(&living, RequestKind::Copies, 0, &[])?;
+            let replies = worker.wait(asked)?.replies;
+            let mut sum = Copies::default();
+            for (server, reply) in living.into_iter().zip(&replies) {
+                let copies: Copies = worker.read_reply(server, RequestKind::Copies, reply)?;
+                sum.lost = sum.lost.max(copies.lost);
+                sum.missing += copies.missing;
+                sum.coming += copies.coming;
+            }
+            Ok(sum)
+        })
+    }
+
+    /// Asks server threads to take no more shards; returns what all have to know when they have
+    /// left, or how many shards they have that have to go, and that nobody else has whole.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if no server would stay; [`Error::ServerLost`].
+    pub(crate) fn retire_threads(
+        &mut self,
+        threads: &[usize],
+    ) -> Result<std::result::Result<Vec<Departed>, (usize, usize)>> {
+        let Some(heirs) = self.recovery.view.heirs(threads) else {
+            return Err(Error::Config("no server would stay in the cluster".to_owned()));
+        };
         let kind = RequestKind::Retire;
-        let asked = self.tell(&[thread], kind, 0, &[])?;
-        let replies = self.wait(asked)?.replies;
-        let reply = replies.first().map_or(&[][..], Vec::as_slice);
-        let Retired { shards, gone } = self.read_reply(thread, kind, reply)?;
-        Ok((shards, Departed { thread, gone }))
+        let mut all = Vec::new();
+        let mut left = (0, 0);
+        for (&thread, heir) in threads.iter().zip(heirs) {
+            let asked = self.tell(&[thread], kind, 0, &serde_json::to_vec(&heir)?)?;
+            let replies = self.wait(asked)?.replies;
+            let reply = replies.first().map_or(&[][..], Vec::as_slice);
+            let Retired { shards, alone, departed } = self.read_reply(thread, kind, reply)?;
+            left = (left.0 + shards, left.1 + alone);
+            all.push(departed);
+        }
+        Ok(if left == (0, 0) { Ok(all) } else { Err(left) })
     }
 }

@@ -133,7 +133,7 @@ impl Worker {
     /// The moves that spread a table's shards over the server threads but for `drained` and those
     /// that have left.
     fn balanced(&self, table: Table, drained: &[usize]) -> Result<Vec<(usize, usize)>> {
-        let left = self.recovery.view.left.iter().map(|it| it.thread);
+        let left = self.recovery.view.departed().map(|it| it.thread);
         let without: Vec<usize> = drained.iter().copied().chain(left).collect();
         let (shards, lost) = (self.known(table)?.map.shards(), &self.recovery.view.lost);
         crate::map::balance(shards, self.servers.len(), &without, lost)

@@ -4,7 +4,7 @@
 //! again. When its server counts as lost, the shard is the next thread's that has a copy. Then the
 //! parts that were not answered are posted again, in the order in which they were made, and new
 //! ones behind them; the servers know repeats by their timestamps (`server/tables/chain.rs`).
-//! Before anything else a server hears which others are lost.
+//! Before anything else a server hears which others are lost or have left.
 //!
 //! The scheduler of a cluster says who is lost, without one [`Worker::watch_servers`]. The worker
 //! asks while it waits.
@@ -24,7 +24,7 @@ use crate::error::Result;
 use crate::map::Placed;
 use crate::op::{BITS, Op};
 use crate::tracker::RequestKind;
-use crate::view::View;
+use crate::view::{Parting, View};
 
 /// Time between two attempts to make a lane again, and longest sleep while something is to be
 /// done.
@@ -96,6 +96,14 @@ impl Recovery {
         self.view.joined += 1;
     }
 
+    /// Enters a step of a server thread that leaves, of which servers hear before anything else.
+    pub(super) fn enter_parting(&mut self, parting: &Parting) {
+        self.view.partings.push(parting.clone());
+        self.told.fill(false);
+        self.is_on |= parting.departed().is_some();
+        self.is_due = true;
+    }
+
     /// Keeps a part until it is answered.
     pub(super) fn keep(&mut self, timestamp: u64, kept: Kept) {
         self.kept.insert(timestamp, kept);
@@ -161,7 +169,7 @@ impl Recovery {
 
     /// Whether a server is lost for good, or has left.
     pub(super) fn is_gone(&self, server: usize) -> bool {
-        self.view.lost.contains(&server) || self.view.has_left(server)
+        self.view.is_gone(server)
     }
 
     /// Whether the lane to a server is made again if it breaks.
@@ -209,6 +217,13 @@ impl Worker {
             self.drop_lane(server);
             return self.fail_open(server);
         };
+        self.succeed(server, successor);
+        self.drop_lane(server);
+    }
+
+    /// Has a server thread serve what a thread had of tables with replicas that is lost or has
+    /// left. What that one has not answered is posted again, behind the news.
+    pub(super) fn succeed(&mut self, server: usize, successor: usize) {
         let Worker { recovery, tracker, tables, .. } = self;
         recovery.told.fill(false);
         recovery.is_due |= recovery.is_on;
@@ -225,7 +240,6 @@ impl Worker {
                 recovery.unposted.insert(timestamp);
             }
         }
-        self.drop_lane(server);
     }
 
     /// Why a server's keys are gone with it: the name of a table there without replicas.

@@ -14,6 +14,7 @@ use serde::de::DeserializeOwned;
 
 use super::Worker;
 use super::table::{FOLLOWS_WORKER, Route, Table, TableState};
+use super::waiting::{Awaited, Silence};
 use crate::error::{Error, Result};
 use crate::filter::AtWorker;
 use crate::map::{Created, Map, Numbered};
@@ -172,12 +173,9 @@ impl Worker {
         let mut map = map;
         if spec.replicas > 0 {
             let view = &self.recovery.view;
-            let successor = |lost: usize| Some((lost, view.chain(lost, 0).next()?));
-            view.lost
-                .iter()
-                .copied()
-                .filter_map(successor)
-                .for_each(|(lost, next)| map.pass_on(lost, next));
+            let gone = view.lost.iter().copied().chain(view.departed().map(|it| it.thread));
+            let successor = |gone: usize| Some((gone, view.chain(gone, 0).next()?));
+            gone.filter_map(successor).for_each(|(gone, next)| map.pass_on(gone, next));
         }
         let spec = spec.clone();
         self.has_filters |= filters.is_some();
@@ -303,16 +301,21 @@ impl Worker {
 
     /// Asks servers about whole tables. If one is lost meanwhile and the others go on, asks those
     /// again.
-    fn ask_survivors<T>(&mut self, ask: impl Fn(&mut Worker) -> Result<T>) -> Result<T> {
+    pub(super) fn ask_survivors<T>(&mut self, ask: impl Fn(&mut Worker) -> Result<T>) -> Result<T> {
+        let mut silence = Silence::default();
         loop {
             if self.recovery.is_on {
                 self.tell_view()?;
             }
-            let left = self.recovery.view.left.len();
+            let heard = self.recovery.view.partings.len();
             match ask(self) {
-                Err(Error::ServerLost { .. }) if self.recovery.view.left.len() > left => {}
-                // Its lane is made again, or it counts as lost; a watch knows which.
-                Err(Error::ServerLost { .. }) if self.goes_on() => self.recovery.is_on = true,
+                Err(Error::ServerLost { .. }) if self.recovery.view.partings.len() > heard => {}
+                // Its lane is made again, or it is lost or leaves; a watch knows which.
+                Err(Error::ServerLost { .. }) if self.goes_on() => {
+                    self.recovery.is_on = true;
+                    self.recovery.is_due = true;
+                    self.nap(&mut silence, Awaited::Room(0))?;
+                }
                 asked => return asked,
             }
         }
@@ -360,8 +363,8 @@ impl Worker {
         self.read_reply(first, kind, replies.first().map_or(&[], Vec::as_slice))
     }
 
-    /// The first server thread that is not lost. It is a founder: those that join later do not know
-    /// all tables.
+    /// The first server thread that is neither lost nor has left. It is a founder: those that join
+    /// later do not know all tables.
     pub(super) fn first(&self) -> Result<usize> {
         let first = self.living().first().copied().filter(|first| *first < self.founders);
         first.ok_or_else(|| self.servers[0].error())

@@ -1,8 +1,9 @@
 //! Servers beside those of a complete cluster: they join it, and leave it again.
 //!
-//! A server leaves in this order: a driver asks here whether it may, moves its shards to others,
-//! and has its threads take no more. Then it tells here where the shards have gone, and everybody
-//! hears that the server leaves. That ends when no client has a lane to it, and its loss is none.
+//! A server leaves in this order: a driver asks here whether it may, and everybody hears that it
+//! will. The driver moves its shards to others, waits until those with copies have one more, and has
+//! its threads take no more. Then it tells here where the shards have gone, and everybody hears that
+//! the server has left. That ends when no client has a lane to it, and its loss is none.
 
 use super::super::backend::Van;
 use super::super::choice::{self, Candidate};
@@ -10,7 +11,7 @@ use super::super::control::{Role, Roster};
 use super::super::members::{Member, Seat};
 use super::jobs::Jobs;
 use super::plane::Plane;
-use crate::view::Departed;
+use crate::view::{Departed, Parting};
 
 /// The vans of a server that wants to join the others, and its entry for them.
 ///
@@ -60,16 +61,8 @@ pub(super) fn welcome(plane: &mut Plane, jobs: &mut Jobs, seat: Seat, shared: Ro
 ///
 /// # Errors
 /// Why it may not.
-pub(super) fn may_leave(plane: &Plane, rank: usize) -> Result<Vec<usize>, String> {
+fn may_leave(plane: &Plane, rank: usize) -> Result<Vec<usize>, String> {
     let seat = Seat { role: Role::Server, rank };
-    let founders = plane.members.founding_servers();
-    if rank < founders {
-        return Err(format!(
-            "server {rank} is one of the {founders} that founded the cluster: tables are placed on \
-             them, so only servers that have come by --join may leave; `caravan rebalance --drain` \
-             moves its shards away"
-        ));
-    }
     if rank >= plane.members.size(Role::Server) {
         let last = plane.members.size(Role::Server) - 1;
         return Err(format!("there is no server {rank}, the last one is {last}"));
@@ -80,7 +73,38 @@ pub(super) fn may_leave(plane: &Plane, rank: usize) -> Result<Vec<usize>, String
     if plane.members.is_lost(seat) {
         return Err(format!("server {rank} is lost, and its shards with it"));
     }
+    let founders = 0..plane.members.founding_servers();
+    let stays = |rank: usize| {
+        let seat = Seat { role: Role::Server, rank };
+        !plane.members.has_left(seat) && !plane.members.is_lost(seat)
+    };
+    if founders.contains(&rank) && !founders.clone().any(|other| other != rank && stays(other)) {
+        return Err(format!(
+            "server {rank} is the last of the {} that founded the cluster: one of them numbers its \
+             tables, so this one cannot leave",
+            founders.len()
+        ));
+    }
     Ok(plane.members.threads_of(rank).collect())
+}
+
+/// Tells everybody that a server will leave; returns the places among all of its threads.
+///
+/// # Errors
+/// As [`may_leave`].
+pub(super) fn announce_leave(
+    plane: &mut Plane,
+    jobs: &mut Jobs,
+    rank: usize,
+) -> Result<Vec<usize>, String> {
+    let threads = may_leave(plane, rank)?;
+    let new = threads.iter().copied().filter(|thread| !plane.leaves(*thread));
+    let new: Vec<Parting> = new.map(Parting::Announced).collect();
+    if !new.is_empty() {
+        plane.publish_partings(jobs.tasks.next_number(), new);
+        jobs.answer_watches(plane);
+    }
+    Ok(threads)
 }
 
 /// Has a server leave whose threads own nothing any more, and tells everybody.
@@ -97,10 +121,16 @@ pub(super) fn let_leave(
     if !departed.iter().map(|it| it.thread).eq(threads) {
         return Err(format!("not all threads of server {rank} own nothing"));
     }
+    if let Some(Departed { thread, heir, .. }) = departed.iter().find(|it| !plane.stays(it.heir)) {
+        return Err(format!(
+            "server thread {heir}, which was to have the place of {thread}, is gone"
+        ));
+    }
     let seat = Seat { role: Role::Server, rank };
     tracing::info!(node = %seat, "leaves");
     plane.members.let_leave(seat);
-    plane.publish_left_threads(jobs.tasks.next_number(), departed);
+    let partings = departed.into_iter().map(Parting::Departed).collect();
+    plane.publish_partings(jobs.tasks.next_number(), partings);
     jobs.answer_watches(plane);
     Ok(())
 }

@@ -10,7 +10,7 @@ use super::super::group::NodeName;
 use super::super::members::{Members, Seat};
 use super::super::session::{SessionId, Speech};
 use super::sessions::Sessions;
-use crate::view::Departed;
+use crate::view::Parting;
 use crate::worker::ServerAddress;
 
 /// The control plane, seen from its middle. It does no I/O: what is said is sent when it is saved.
@@ -31,8 +31,8 @@ pub(super) struct Plane {
     lost_threads: Vec<usize>,
     /// The server threads that have joined since the cluster was complete, in their order.
     joined_threads: Vec<ServerAddress>,
-    /// Those of them that have left again, in their order.
-    left_threads: Vec<Departed>,
+    /// The server threads that leave or have left, in their order.
+    partings: Vec<Parting>,
 }
 
 impl Plane {
@@ -46,7 +46,7 @@ impl Plane {
             lost: None,
             lost_threads: Vec::new(),
             joined_threads: Vec::new(),
-            left_threads: Vec::new(),
+            partings: Vec::new(),
         }
     }
 
@@ -121,7 +121,7 @@ impl Plane {
     ) {
         let before = [
             Order::JoinedServers(self.joined_threads.clone()),
-            Order::LeftServers(self.left_threads.clone()),
+            Order::LeavingServers(self.partings.clone()),
             Order::LostServers(self.lost_threads.clone()),
         ];
         self.joined_threads.extend(threads.iter().cloned());
@@ -132,10 +132,23 @@ impl Plane {
         others.iter().for_each(|order| self.order(newcomer, number, order));
     }
 
-    /// Tells all members of the threads of a server that leaves.
-    pub(super) fn publish_left_threads(&mut self, number: u64, threads: Vec<Departed>) {
-        self.left_threads.extend(threads.iter().cloned());
-        self.order_all(number, &Order::LeftServers(threads));
+    /// Tells all members how far the threads of a server are that leaves.
+    pub(super) fn publish_partings(&mut self, number: u64, partings: Vec<Parting>) {
+        self.partings.extend(partings.iter().cloned());
+        self.order_all(number, &Order::LeavingServers(partings));
+    }
+
+    /// Whether there is a server thread at this place that is neither lost nor has left.
+    pub(super) fn stays(&self, thread: usize) -> bool {
+        let has_left = |it: &Parting| it.departed().is_some_and(|it| it.thread == thread);
+        thread < self.members.founding_threads() + self.joined_threads.len()
+            && !self.lost_threads.contains(&thread)
+            && !self.partings.iter().any(has_left)
+    }
+
+    /// Whether a server thread has said that it will leave.
+    pub(super) fn leaves(&self, thread: usize) -> bool {
+        self.partings.contains(&Parting::Announced(thread))
     }
 
     /// Tells all servers which workers are lost.
@@ -148,7 +161,7 @@ impl Plane {
     pub(super) fn losses(&self, heard: Heard) -> Losses {
         let servers = self.lost_threads.get(heard.lost..).unwrap_or_default().to_vec();
         let joined = self.joined_threads.get(heard.joined..).unwrap_or_default().to_vec();
-        let left = self.left_threads.get(heard.left..).unwrap_or_default().to_vec();
-        Losses { fatal: self.lost.clone(), servers, joined, left, cancelled: None }
+        let partings = self.partings.get(heard.partings..).unwrap_or_default().to_vec();
+        Losses { fatal: self.lost.clone(), servers, joined, partings, cancelled: None }
     }
 }

@@ -83,8 +83,8 @@ impl Service {
                     plane.tell(session, timestamp, &losses);
                 }
             }
-            Command::MayLeave { server } => {
-                let threads = further::may_leave(plane, server);
+            Command::AnnounceLeave { server } => {
+                let threads = further::announce_leave(plane, jobs, server);
                 plane.tell_or_refuse(session, timestamp, threads);
             }
             Command::Leave { server, departed } => {

@@ -214,8 +214,8 @@ impl AddAssign for ChainCounters {
     }
 }
 
-/// How far the copies of a server thread's shards are.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+/// How far the copies of a server thread's shards are, or of those of all.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Copies {
     /// Server threads that count as lost here.
     pub lost: usize,
@@ -350,6 +350,21 @@ impl Chain {
         let lane = chains.lanes.get(&next);
         let is_under_way = lane.is_none_or(|lane| lane.posted.iter().any(is_it));
         self.next != Some(next) || self.link != Link::Follows || is_under_way
+    }
+
+    /// Whether this thread may leave: all that it has ever answered is elsewhere, too. From now on
+    /// it answers nothing before that.
+    pub(super) fn may_part(
+        &mut self,
+        chains: &Chains,
+        index: usize,
+        place: (u32, KeyRange),
+    ) -> bool {
+        self.is_asynchronous = false;
+        let is_first = chains.view.chain(self.first, self.replicas).next() == Some(index);
+        let is_behind = self.unconfirmed.iter().any(|item| item.replies.is_empty());
+        let is_alone = self.next.is_none() || self.lacks_copy(chains, index, place);
+        !self.is_whole || !is_behind && !(is_first && is_alone)
     }
 
     /// Whether there was never a request for the shard.

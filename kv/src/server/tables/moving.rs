@@ -294,6 +294,11 @@ impl Gone {
 }
 
 impl Moves {
+    /// Whether this thread takes no more shards.
+    pub(super) fn is_retired(&self) -> bool {
+        self.is_retired
+    }
+
     fn gone(&mut self, table: u32, key: u64) -> Option<&mut Gone> {
         self.gone.iter_mut().find(|gone| gone.table == table && gone.range.contains(key))
     }

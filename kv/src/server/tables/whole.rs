@@ -40,7 +40,10 @@ impl Tables {
                 let created = self.create(lanes, message)?;
                 post_json(lanes, peer, message, &created)?;
             }
-            Some(Op::Drop) => return Ok(Step::Drop),
+            Some(Op::Drop) => {
+                self.check_numbers()?;
+                return Ok(Step::Drop);
+            }
             Some(Op::Tables) => {
                 let of = str::from_utf8(message.values()).map_err(|error| error.to_string())?;
                 let is_meant = |known: &Known| of.is_empty() || known.spec.is_within(of);
@@ -61,11 +64,16 @@ impl Tables {
                 lanes.answer(peer, message.timestamp())?;
             }
             Some(Op::Retire) => {
-                let retired = self.retire()?;
+                let heir = serde_json::from_slice(message.values());
+                let retired = self.retire(heir.map_err(|error| error.to_string())?)?;
                 post_json(lanes, peer, message, &retired)?;
             }
+            Some(Op::Copies) => {
+                let copies = self.copies();
+                post_json(lanes, peer, message, &copies)?;
+            }
             Some(Op::View) => {
-                self.enter_view(message)?;
+                self.enter_view(message, lanes.memory())?;
                 lanes.answer(peer, message.timestamp())?;
             }
             Some(op @ (Op::Follow | Op::Replicate | Op::Whole)) => {
@@ -190,7 +198,10 @@ impl Tables {
         let memory = lanes.memory();
         let number = match (number, self.named(&wanted.spec.namespace, wanted.spec.id)) {
             (0, Some(number)) => number,
-            (0, None) if self.gives_numbers() => self.numbers.next()?,
+            (0, None) if self.gives_numbers() => {
+                self.check_numbers()?;
+                self.numbers.next()?
+            }
             (0, None) => {
                 let why = "a table gets its number from the first server thread, not from this one";
                 return Err(why.to_owned().into());
@@ -212,9 +223,9 @@ impl Tables {
         let map = map.map_err(|error| error.to_string())?;
         let replicas = wanted.spec.replicas;
         self.check_replicas(lanes, &wanted.spec)?;
-        let Tables { index, handles, histories, chains, entries, .. } = self;
+        let Tables { index, handles, histories, chains, entries, moves, .. } = self;
         let is_own = |shard: &Placed| match replicas {
-            0 => shard.server == *index,
+            0 => chains.view.creator(shard.server, number, shard.range.begin()) == Some(*index),
             _ => chains.view.chain(shard.server, replicas).any(|thread| thread == *index),
         };
         // Another thread may have asked this one to follow before.
@@ -238,6 +249,9 @@ impl Tables {
             Ok(entry)
         };
         let new = own.map(&mut build).collect::<Result<Vec<_>, String>>()?;
+        if moves.is_retired() && replicas == 0 && !new.is_empty() {
+            return Err(Trouble::Lost);
+        }
         wanted.shorten()?;
         wanted.is_created = true;
         let at = self.entries.partition_point(|entry| entry.number < number);

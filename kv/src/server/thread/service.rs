@@ -115,7 +115,7 @@ impl ShardService {
         let view = self.views.as_ref().and_then(|views| views.try_recv().ok());
         let Some(view) = view else { return false };
         self.farewell.has_left |= self.tables.has_left(&view);
-        self.tables.join_view(&view)
+        self.tables.join_view(&view, self.endpoint.lanes.memory())
     }
 
     /// Whether all clients have closed their lanes to this thread, which has left. They do so when

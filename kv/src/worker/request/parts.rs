@@ -409,6 +409,12 @@ impl Worker {
                 self.wait_until_settled_at(at, shard)?;
             }
             let placed = self.tables[at].map.shards()[shard];
+            if self.servers[placed.server].is_unused() {
+                self.check_lost_nodes()?; // it may have left
+                if self.tables[at].map.shards()[shard] != placed {
+                    continue;
+                }
+            }
             let is_kept = self.tables[at].spec.replicas > 0;
             if is_kept && self.recovery.concerns(placed.server) {
                 self.wait_until_recovered(placed.server)?;

@@ -67,9 +67,9 @@ impl Tables {
                 return Ok(Step::Expand);
             }
             entry.check_keys(request.keys)?;
-            // Whoever asks a lost thread hears from its own watch that it is lost; and a worker
-            // asks again on another lane than one that is gone.
-            if let Some(incarnation) = incarnation.filter(|_| !chains.view.lost.contains(index)) {
+            // Whoever asks a thread that is lost or has left hears that from its own watch; and a
+            // worker asks again on another lane than one that is gone.
+            if let Some(incarnation) = incarnation.filter(|_| !chains.view.is_gone(*index)) {
                 let timestamp = message.timestamp();
                 let asked = Asked {
                     op,
@@ -112,7 +112,7 @@ impl Tables {
             return;
         };
         let incarnation = chains.nodes.get(&client.peer).map(|node| node.incarnation);
-        let (Some(incarnation), false) = (incarnation, chains.view.lost.contains(index)) else {
+        let (Some(incarnation), false) = (incarnation, chains.view.is_gone(*index)) else {
             return;
         };
         let timestamp = message.timestamp();
@@ -428,7 +428,7 @@ impl Entry {
             );
         }
         match chains.view.chain(chain.first, chain.replicas).next() {
-            Some(first) if first != index && !chains.view.lost.contains(&index) => Err(format!(
+            Some(first) if first != index && !chains.view.is_gone(index) => Err(format!(
                 "keys {begin} to {last} of table {name} are served by server thread {first}"
             )
             .into()),

@@ -2,7 +2,7 @@
 //! come, confirmations, and the look after chains between them.
 
 use caravan_van::wire::{Hello, Kind};
-use caravan_van::{Endpoint, KeyRange, Lanes, Message, PeerId};
+use caravan_van::{Endpoint, KeyRange, Lanes, Message, PeerId, Pool};
 
 use super::{Chain, ChainCounters, Copies, Follow, Lane, Link, Node, Posted, Rest};
 use crate::node::{Role, is_client};
@@ -48,18 +48,21 @@ impl Tables {
     pub(in crate::server::tables) fn enter_view(
         &mut self,
         message: &Message,
+        memory: &Pool,
     ) -> Result<(), Trouble> {
         let view: View =
             serde_json::from_slice(message.values()).map_err(|error| error.to_string())?;
         view.check(self.count)?;
-        self.join_view(&view);
+        self.join_view(&view, memory);
         Ok(())
     }
 
     /// Adds what another view has; returns whether this thread did not know all of it.
-    pub(in crate::server) fn join_view(&mut self, view: &View) -> bool {
+    pub(in crate::server) fn join_view(&mut self, view: &View, memory: &Pool) -> bool {
+        let heard = self.chains.view.partings.len();
         let is_new = self.chains.view.join(view);
         self.chains.is_due |= is_new;
+        self.inherit(heard, memory);
         self.own_from_lost();
         is_new
     }
@@ -149,7 +152,7 @@ impl Tables {
     }
 
     pub(super) fn check_lost(&mut self, from: usize) -> Result<(), Trouble> {
-        if !self.chains.view.lost.contains(&from) {
+        if !self.chains.view.is_gone(from) {
             return Ok(());
         }
         self.chains.counters.refused += 1;
@@ -236,7 +239,7 @@ impl Tables {
         }
         let mut is_busy = false;
         let mut broken = Vec::new();
-        if self.chains.view.lost.contains(&self.index) {
+        if self.chains.view.is_gone(self.index) {
             return false;
         }
         is_busy |= self.advance_models(&mut endpoint.lanes);
@@ -309,10 +312,11 @@ impl Tables {
         std::mem::take(&mut self.chains.broken)
     }
 
-    /// Whether this thread numbers the tables: it is the first founder that is not lost.
+    /// Whether this thread numbers the tables: it is the first founder that is neither lost nor has
+    /// left.
     pub(in crate::server::tables) fn gives_numbers(&self) -> bool {
         let is_founder = self.index < self.count;
-        is_founder && (0..self.index).all(|thread| self.chains.view.lost.contains(&thread))
+        is_founder && (0..self.index).all(|thread| self.chains.view.is_gone(thread))
     }
 
     /// Checks that there are servers, and room on their lanes, for the copies of a table.

@@ -1,37 +1,64 @@
-//! A server thread that leaves the cluster. It may once it has no shard, and then takes none any
-//! more: whoever asked tells everybody where its shards have gone. Until the last client has closed
-//! its lane it goes on sending requests back.
+//! A server thread that leaves the cluster. It may once it has no shard but copies that others have
+//! whole, and then takes none any more: whoever asked tells everybody where its shards have gone.
+//! Until the last client has closed its lane it goes on sending requests back.
+//!
+//! If it numbers the tables, all of them go to whoever numbers them next, with the news that it has
+//! left. Until that comes it numbers none, and drops none: who wants that asks the next one then.
 //!
 //! Path: codec > thread > **tables** > shard > store > answer.
 
+use std::collections::BTreeMap;
+
+use caravan_van::Pool;
+
 use super::Gone;
 use crate::map::Retired;
-use crate::server::tables::{Tables, Trouble};
-use crate::view::{Handed, View};
+use crate::server::tables::{Known, Tables, Trouble};
+use crate::view::{Bequest, Departed, Handed, Parting, View};
 
 impl Tables {
-    /// Takes no shard from now on, if none is here.
+    /// Takes no shard from now on, if none is here that has to go. Another thread is to have the
+    /// place of this one.
     ///
     /// # Errors
-    /// If tables are placed on this thread.
-    pub(in crate::server::tables) fn retire(&mut self) -> Result<Retired, Trouble> {
-        if self.index < self.count {
-            let (index, last) = (self.index, self.count - 1);
-            return Err(format!(
-                "tables are placed on server threads 0 to {last}, so thread {index} cannot leave"
-            )
-            .into());
+    /// If that is this thread itself.
+    pub(in crate::server::tables) fn retire(&mut self, heir: usize) -> Result<Retired, Trouble> {
+        let numbers_tables = self.gives_numbers();
+        let Tables { entries, chains, moves, known, numbers, index, .. } = self;
+        if heir == *index {
+            return Err(format!("server thread {index} cannot have its own place").into());
         }
-        let shards = self.entries.len();
-        self.moves.is_retired |= shards == 0;
+        let (mut shards, mut alone) = (0, 0);
+        for entry in entries {
+            let place = (entry.number, entry.range);
+            match &mut entry.chain {
+                None => shards += 1,
+                Some(chain) => alone += usize::from(!chain.may_part(chains, *index, place)),
+            }
+        }
+        let agrees = shards == 0 && alone == 0;
+        moves.is_retired |= agrees;
         let handed = |Gone { table, range, to, .. }: &Gone| Handed {
             table: *table,
             begin: range.begin(),
             server: to.server,
             epoch: to.epoch,
         };
-        let gone = self.moves.gone.iter().filter(|_| shards == 0).map(handed).collect();
-        Ok(Retired { shards, gone })
+        let bequest = |(number, known): (&u32, &Known)| {
+            let Known { text, is_complete, .. } = known;
+            (*number, Bequest { table: text.clone(), is_complete: *is_complete })
+        };
+        let departed = Departed {
+            thread: *index,
+            heir,
+            gone: moves.gone.iter().filter(|_| agrees).map(handed).collect(),
+            dropped: if agrees { numbers.dropped() } else { Vec::new() },
+            tables: match agrees && numbers_tables {
+                true => known.iter().map(bequest).collect(),
+                false => BTreeMap::new(),
+            },
+        };
+        Ok(Retired { shards, alone, departed })
     }
 
     /// Checks that this thread takes shards.
@@ -50,8 +77,52 @@ impl Tables {
         .into())
     }
 
+    /// Checks that this thread still says which tables there are, if it was the one to do so.
+    ///
+    /// # Errors
+    /// If it leaves: another one will.
+    pub(in crate::server) fn check_numbers(&self) -> Result<(), Trouble> {
+        match self.moves.is_retired && self.gives_numbers() {
+            true => Err(Trouble::Lost),
+            false => Ok(()),
+        }
+    }
+
     /// Whether this thread has left, as a view says.
     pub(in crate::server) fn has_left(&self, view: &View) -> bool {
         view.has_left(self.index)
+    }
+
+    /// Enters the tables of threads that have left, from this step of the view on: this thread may
+    /// come to number them.
+    pub(in crate::server::tables) fn inherit(&mut self, first: usize, memory: &Pool) {
+        let is_founder = self.index < self.count;
+        let Tables { chains, numbers, known, .. } = self;
+        let new = chains.view.partings[first..].iter().filter_map(Parting::departed);
+        for Departed { thread, dropped, tables, .. } in new {
+            let mut inherit = || {
+                for (first, last) in dropped {
+                    numbers.drop_all(*first, *last)?;
+                }
+                // Whoever drops a table does not tell those that have none of its shards.
+                known.retain(|number, known| known.is_created || !numbers.is_dropped(*number));
+                for (number, Bequest { table, is_complete }) in tables {
+                    numbers.note(*number);
+                    if !is_founder || numbers.is_dropped(*number) {
+                        continue;
+                    }
+                    if !known.contains_key(number) {
+                        let mut new = Known::read(table.as_bytes(), memory)?;
+                        new.shorten()?;
+                        known.insert(*number, new);
+                    }
+                    known.entry(*number).and_modify(|it| it.is_complete |= is_complete);
+                }
+                Ok::<(), String>(())
+            };
+            if let Err(reason) = inherit() {
+                tracing::error!(thread, reason, "tables of a thread that has left are unknown");
+            }
+        }
     }
 }

@@ -1,0 +1,335 @@
+//! Goal: any server leaves a cluster under load, those that have founded it as well, also the one
+//! that numbers tables and those with copies: no request fails, and nothing is lost, applied twice
+//! or read too early, even if another server dies meanwhile.
+//! Method: whole clusters with their schedulers on the simulated van. Workers push whole numbers to
+//! tables without copies and with one, join and create tables, and check what only they write; the
+//! driver has servers leave at random instants, and crashes one. In the end each key's sum is that
+//! of all acknowledged pushes. A failure prints its seed; `CARAVAN_SEED=<seed> cargo test` replays
+//! it.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+#[path = "support/simulated.rs"]
+mod simulated;
+mod support;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::AddAssign;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use caravan_kv::node::join_server;
+use caravan_kv::{
+    App, Apps, Cluster, ClusterConfig, Error, Handles, Launch, NodeConfig, Placement, Table,
+    TableSpec, Target, Timestamp, ValueType, Worker, WorkerNode,
+};
+use caravan_van::KeyRange;
+use caravan_van::sim::{Faults, Network, for_each_seed};
+use serde_json::{Value, json};
+use simulated::{Draws, weather};
+
+const KEYS: u64 = 200;
+
+/// Most workers of a run; each has a column of its own.
+const WORKERS: u64 = 3;
+
+const WIDTH: usize = 1 + WORKERS as usize;
+
+/// Tables that workers create and join while servers leave.
+const LATE: u64 = 4;
+
+/// The table of this number; all others are created late. Where a server dies all have copies.
+fn table(number: u64, dies: bool) -> TableSpec {
+    let name = format!("table {number}");
+    let replicas = u32::from(dies || number % 2 == 1);
+    let keys = KeyRange::new(0, KEYS).unwrap();
+    let spec = TableSpec::new(1 + number as u32, &name, ValueType::I64, WIDTH as u32).keys(keys);
+    spec.placement(Placement::Even(2)).replicas(replicas)
+}
+
+const TABLES: u64 = 2 + LATE;
+
+/// Pushes and pulls until it is told to stop.
+struct Adds {
+    stop: Arc<AtomicBool>,
+}
+
+impl App for Adds {
+    fn run(&mut self, node: &mut WorkerNode, body: Value) -> Result<Value, String> {
+        let (seed, dies) = (body["seed"].as_u64().unwrap(), body["dies"].as_bool().unwrap());
+        self.add(node, seed, dies).map_err(|error| error.to_string())
+    }
+}
+
+impl Adds {
+    /// Returns what it has pushed to each key of each table.
+    fn add(&self, node: &mut WorkerNode, seed: u64, dies: bool) -> caravan_kv::Result<Value> {
+        let mut draws = Draws(seed << 8 | node.rank as u64);
+        let own_column = 1 + node.rank;
+        let worker = &mut node.worker;
+        let first = [0, 1].map(|number| worker.create_table(&table(number, dies)));
+        let mut tables: BTreeMap<u64, Table> = BTreeMap::new();
+        for (number, created) in (0..).zip(first) {
+            tables.insert(number, created?);
+        }
+        let mut pushed: BTreeMap<(u64, u64), i64> = BTreeMap::new();
+        let mut own: BTreeMap<u64, i64> = BTreeMap::new();
+        let mut waiting: VecDeque<(Timestamp, Option<(u64, i64)>)> = VecDeque::new();
+        while !self.stop.load(Ordering::Relaxed) {
+            let mut number = draws.below(2);
+            if draws.below(8) == 0 {
+                number = 2 + draws.below(LATE);
+                tables.insert(number, worker.create_table(&table(number, dies))?);
+            }
+            let at = tables[&number];
+            let most = [1, 3, 40][draws.below(3) as usize];
+            let mut keys: Vec<u64> = (0..=draws.below(most)).map(|_| draws.below(KEYS)).collect();
+            keys.sort_unstable();
+            keys.dedup();
+            let mut rows = vec![0i64; keys.len() * WIDTH];
+            for (row, key) in rows.chunks_exact_mut(WIDTH).zip(&keys) {
+                row[0] = 1 + draws.below(9) as i64;
+                *pushed.entry((number, *key)).or_default() += row[0];
+            }
+            let sent = match draws.below(2) {
+                0 => worker.push(at, &keys, &rows)?,
+                _ => worker.push_pull(at, &keys, &rows)?,
+            };
+            waiting.push_back((sent, None));
+            let mut row = [0i64; WIDTH];
+            row[own_column] = 1;
+            waiting.push_back((worker.push(at, &[7], &row)?, None));
+            *own.entry(number).or_default() += 1;
+            waiting.push_back((worker.pull(at, &[7])?, Some((number, own[&number]))));
+            while waiting.len() > draws.below(8) as usize {
+                let next = draws.below(waiting.len() as u64) as usize;
+                let Some((timestamp, expected)) = waiting.remove(next) else { break };
+                let answer = worker.wait(timestamp)?;
+                if let Some((number, expected)) = expected {
+                    let read = answer.values::<i64>()[own_column];
+                    // One that is posted again may see what was pushed since.
+                    let most =
+                        if table(number, dies).replicas > 0 { own[&number] } else { expected };
+                    assert!((expected..=most).contains(&read), "{read}, not {expected} to {most}");
+                }
+            }
+            worker.charge(Duration::from_micros(draws.below(200)))?;
+        }
+        for (timestamp, _) in waiting {
+            worker.wait(timestamp)?;
+        }
+        let pushed: Vec<_> = pushed.into_iter().collect();
+        let own: Vec<_> = own.into_iter().collect();
+        Ok(json!({ "pushed": pushed, "own": own }))
+    }
+}
+
+/// The first column of a table, and the sum of each other one.
+fn read(worker: &mut Worker, table: Table) -> (Vec<i64>, Vec<i64>) {
+    let keys: Vec<u64> = (0..KEYS).collect();
+    let pulled = worker.pull(table, &keys).unwrap();
+    let rows = worker.wait(pulled).unwrap().values::<i64>().to_vec();
+    let column = |at: usize| rows.iter().skip(at).step_by(WIDTH).copied();
+    (column(0).collect(), (1..WIDTH).map(|at| column(at).sum()).collect())
+}
+
+/// What a run has met.
+#[derive(Debug, Default)]
+struct Met {
+    /// Servers that have left, founders among them, and those of these that numbered tables.
+    left: usize,
+    founders: usize,
+    numbering: usize,
+    /// Shards that they gave to others.
+    handed: usize,
+    joined: usize,
+    /// Servers that died, before another one left, while it did, and while it left itself.
+    died: usize,
+    died_meanwhile: usize,
+    died_leaving: usize,
+    late: i64,
+}
+
+impl AddAssign for Met {
+    fn add_assign(&mut self, other: Met) {
+        self.left += other.left;
+        self.founders += other.founders;
+        self.numbering += other.numbering;
+        self.handed += other.handed;
+        self.joined += other.joined;
+        self.died += other.died;
+        self.died_meanwhile += other.died_meanwhile;
+        self.died_leaving += other.died_leaving;
+        self.late += other.late;
+    }
+}
+
+/// Has a server leave. Another one may die meanwhile; returns whether this one has instead.
+fn release(network: &Network, cluster: &Cluster, rank: usize, met: &mut Met) -> bool {
+    for _ in 0..50 {
+        match cluster.release_server(rank) {
+            Ok(moved) => {
+                met.handed += moved.len();
+                return false;
+            }
+            Err(Error::Config(why)) if why.contains("is lost") => return true,
+            // One that dies as it leaves was lost, or it had left.
+            Err(Error::Config(why)) if why.contains("leaves already") => return false,
+            Err(Error::ServerLost { .. } | Error::Timeout { .. }) => {
+                network.sleep(Duration::from_millis(100));
+            }
+            Err(error) => panic!("server {rank} cannot leave: {error}"),
+        }
+    }
+    panic!("server {rank} cannot leave");
+}
+
+fn depart(network: &Network, seed: u64) -> Met {
+    let mut draws = Draws(seed);
+    let dies = seed % 2 == 1;
+    let (founders, workers) = (3 + draws.below(2) as usize, 1 + draws.below(WORKERS) as usize);
+    let losses = usize::from(dies);
+    let node = NodeConfig { server_losses_max: losses, ..NodeConfig::default() };
+    let config = ClusterConfig { servers: founders, workers, node, ..ClusterConfig::default() };
+    let stop = Arc::new(AtomicBool::new(false));
+    let heard = stop.clone();
+    let apps = Apps::default().with("adds", move || Box::new(Adds { stop: heard.clone() }));
+    let mut cluster =
+        Cluster::launch(&config, Launch::Simulated(Handles::default(), apps)).unwrap();
+    let body = json!({ "seed": seed, "dies": dies });
+    let task = cluster.submit(Target::Workers, "adds", &body).unwrap();
+    let node = cluster.config().node.clone();
+    let mut client = cluster.client().unwrap();
+    let mut idle = cluster.client().unwrap();
+    let known = [0, 1].map(|number| client.create_table(&table(number, dies)).unwrap());
+    let _ = [0, 1].map(|number| idle.create_table(&table(number, dies)).unwrap());
+    let mut met = Met::default();
+    let mut there: BTreeSet<usize> = (0..founders).collect();
+    let mut joining = Vec::new();
+    for round in 0..3 {
+        network.sleep(Duration::from_micros(draws.below(4000)));
+        if draws.below(2) == 0 {
+            let rank = founders + joining.len();
+            let node = node.clone();
+            joining.push(network.spawn(&format!("server {rank}"), move |_| {
+                join_server(&node, 1, &Handles::default(), false).unwrap()
+            }));
+            while client.server_addresses().count() == rank {
+                network.sleep(Duration::from_micros(300));
+                client.sleep(Duration::ZERO).unwrap();
+            }
+            there.insert(rank);
+            met.joined += 1;
+        }
+        let is_last =
+            |rank: usize| rank < founders && there.iter().filter(|it| **it < founders).count() == 1;
+        let open: Vec<usize> = there.iter().copied().filter(|rank| !is_last(*rank)).collect();
+        let Some(&rank) = open.get(draws.below(open.len().max(1) as u64) as usize) else { break };
+        let mut dying = None;
+        if dies && round == 1 {
+            let victims: Vec<usize> = there.iter().copied().filter(|it| *it < founders).collect();
+            let victim = victims[draws.below(victims.len() as u64) as usize];
+            let wait = Duration::from_micros(draws.below(6000));
+            let is_before = draws.below(3) == 0 && victim != rank;
+            let name = format!("server {victim}");
+            let crash = network.spawn("faults", move |network| {
+                network.sleep(if is_before { Duration::ZERO } else { wait });
+                network.crash(&name);
+            });
+            if is_before {
+                crash.join().unwrap_or_else(|why| panic!("{why}"));
+                network.sleep(wait);
+                met.died += 1;
+            }
+            dying = Some(victim);
+            met.died_meanwhile += usize::from(!is_before && victim != rank);
+            met.died_leaving += usize::from(victim == rank);
+        }
+        met.numbering += usize::from(there.first() == Some(&rank));
+        met.founders += usize::from(rank < founders);
+        let is_lost = release(network, &cluster, rank, &mut met);
+        met.left += usize::from(!is_lost);
+        there.remove(&rank);
+        dying.into_iter().for_each(|victim| drop(there.remove(&victim)));
+        network.sleep(Duration::from_millis(draws.below(30)));
+        for table in known {
+            client.sleep(Duration::ZERO).unwrap();
+            let shards = client.shards(table).unwrap();
+            assert!(is_lost || shards.iter().all(|shard| shard.server != rank), "{shards:?}");
+        }
+    }
+    stop.store(true, Ordering::Relaxed);
+    let mut sums = vec![vec![0; KEYS as usize]; TABLES as usize];
+    let mut own = vec![vec![0; WORKERS as usize]; TABLES as usize];
+    for (rank, done) in cluster.wait(task).unwrap().into_iter().enumerate() {
+        let pushed: Vec<((usize, usize), i64)> =
+            serde_json::from_value(done["pushed"].clone()).unwrap();
+        pushed.into_iter().for_each(|((table, key), value)| sums[table][key] += value);
+        let counts: Vec<(usize, i64)> = serde_json::from_value(done["own"].clone()).unwrap();
+        counts.into_iter().for_each(|(table, count)| own[table][rank] += count);
+    }
+    met.late += sums[2..].iter().flatten().sum::<i64>();
+    // One that has not listened meanwhile finds everything, and so does a driver that comes later.
+    let late = Cluster::attach(&node, "late").unwrap();
+    let mut reader = late.client().unwrap();
+    reader.set_namespace("");
+    for worker in [&mut idle, &mut reader] {
+        for number in 0..TABLES {
+            let at = worker.create_table(&table(number, dies)).unwrap();
+            let expected = (sums[number as usize].clone(), own[number as usize].clone());
+            assert_eq!(read(worker, at), expected, "table {number}");
+        }
+        let copies = worker.copies().unwrap();
+        assert_eq!((copies.missing, copies.coming), (0, 0), "{copies:?}");
+    }
+    // Tables are dropped wherever they are, and their names are free again.
+    assert_eq!(reader.drop_tables("").unwrap(), TABLES as usize);
+    for worker in [&mut idle, &mut client, &mut reader] {
+        let anew = worker.create_table(&table(0, dies)).unwrap();
+        assert_eq!(read(worker, anew), (vec![0; KEYS as usize], vec![0; WORKERS as usize]));
+    }
+    drop((client, idle, reader));
+    late.shutdown().unwrap();
+    cluster.shutdown().unwrap();
+    for node in joining {
+        node.join().unwrap_or_else(|why| panic!("{why}"));
+    }
+    met
+}
+
+#[test]
+fn any_server_leaves_under_load_and_nothing_is_lost_or_doubled() {
+    let mut sum = Met::default();
+    for_each_seed(60, |seed| {
+        let network = Network::new(seed, weather(seed));
+        let driver = network.spawn("driver", move |network| depart(network, seed));
+        sum += driver.join().unwrap_or_else(|stopped| panic!("{stopped}"));
+    });
+    println!("{sum:?}");
+    let Met { left, founders, numbering, handed, joined, died, died_meanwhile, .. } = sum;
+    let counts = [left, founders, numbering, handed, joined, died, died_meanwhile];
+    assert!(counts.iter().all(|count| *count > 0), "{sum:?}");
+    assert!(sum.died_leaving > 0 && sum.late > 0, "{sum:?}");
+}
+
+#[test]
+fn the_last_founder_does_not_leave() {
+    let network = Network::new(1, Faults::none());
+    let driver = network.spawn("driver", move |_| {
+        let config = ClusterConfig { servers: 2, workers: 1, ..ClusterConfig::default() };
+        let launch = Launch::Simulated(Handles::default(), Apps::default());
+        let cluster = Cluster::launch(&config, launch).unwrap();
+        let why = |rank| cluster.release_server(rank).unwrap_err().to_string();
+        assert!(why(2).contains("there is no server 2, the last one is 1"), "{}", why(2));
+        assert!(cluster.release_server(0).unwrap().is_empty(), "it has no shards");
+        assert!(why(0).contains("server 0 leaves already, or has left"), "{}", why(0));
+        let last = "server 1 is the last of the 2 that founded the cluster: one of them numbers";
+        assert!(why(1).contains(last), "{}", why(1));
+        let mut client = cluster.client().unwrap();
+        let table = client.create_table(&table(0, false)).unwrap();
+        assert!(client.shards(table).unwrap().iter().all(|shard| shard.server == 1));
+        drop(client);
+        cluster.shutdown().unwrap();
+    });
+    driver.join().unwrap_or_else(|stopped| panic!("{stopped}"));
+}
