@@ -164,17 +164,30 @@ impl AddAssign for Met {
     }
 }
 
-/// Has a server leave. Another one may die meanwhile; returns whether this one has instead.
-fn release(network: &Network, cluster: &Cluster, rank: usize, met: &mut Met) -> bool {
+/// What becomes of a server that is to leave.
+#[derive(PartialEq, Eq)]
+enum Fate {
+    Left,
+    /// It has died before.
+    Lost,
+    /// It has what nobody else has any more, as the last other founder has died.
+    Stays,
+}
+
+/// Has a server leave. It or another one may die meanwhile.
+fn release(network: &Network, cluster: &Cluster, rank: usize, met: &mut Met) -> Fate {
+    let stays = ["the only copy of", "is the last of", "no server would stay"];
+    let is_last = |why: &str| stays.iter().any(|stays| why.contains(stays));
     for _ in 0..50 {
         match cluster.release_server(rank) {
             Ok(moved) => {
                 met.handed += moved.len();
-                return false;
+                return Fate::Left;
             }
-            Err(Error::Config(why)) if why.contains("is lost") => return true,
+            Err(Error::Config(why)) if why.contains("is lost") => return Fate::Lost,
+            Err(Error::Config(why)) if is_last(&why) => return Fate::Stays,
             // One that dies as it leaves was lost, or it had left.
-            Err(Error::Config(why)) if why.contains("leaves already") => return false,
+            Err(Error::Config(why)) if why.contains("leaves already") => return Fate::Left,
             Err(Error::ServerLost { .. } | Error::Timeout { .. }) => {
                 network.sleep(Duration::from_millis(100));
             }
@@ -226,8 +239,9 @@ fn depart(network: &Network, seed: u64) -> Met {
         let open: Vec<usize> = there.iter().copied().filter(|rank| !is_last(*rank)).collect();
         let Some(&rank) = open.get(draws.below(open.len().max(1) as u64) as usize) else { break };
         let mut dying = None;
-        if dies && round == 1 {
-            let victims: Vec<usize> = there.iter().copied().filter(|it| *it < founders).collect();
+        let victims: Vec<usize> = there.iter().copied().filter(|it| *it < founders).collect();
+        // Two founders stay, so that there are copies.
+        if dies && round == 1 && victims.iter().filter(|it| **it != rank).count() > 1 {
             let victim = victims[draws.below(victims.len() as u64) as usize];
             let wait = Duration::from_micros(draws.below(6000));
             let is_before = draws.below(3) == 0 && victim != rank;
@@ -247,15 +261,17 @@ fn depart(network: &Network, seed: u64) -> Met {
         }
         met.numbering += usize::from(there.first() == Some(&rank));
         met.founders += usize::from(rank < founders);
-        let is_lost = release(network, &cluster, rank, &mut met);
-        met.left += usize::from(!is_lost);
-        there.remove(&rank);
+        let fate = release(network, &cluster, rank, &mut met);
+        met.left += usize::from(fate == Fate::Left);
+        if fate != Fate::Stays {
+            there.remove(&rank);
+        }
         dying.into_iter().for_each(|victim| drop(there.remove(&victim)));
         network.sleep(Duration::from_millis(draws.below(30)));
         for table in known {
             client.sleep(Duration::ZERO).unwrap();
             let shards = client.shards(table).unwrap();
-            assert!(is_lost || shards.iter().all(|shard| shard.server != rank), "{shards:?}");
+            assert!(fate != Fate::Left || shards.iter().all(|shard| shard.server != rank), "{shards:?}");
         }
     }
     stop.store(true, Ordering::Relaxed);

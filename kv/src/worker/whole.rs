@@ -314,7 +314,9 @@ impl Worker {
                 Err(Error::ServerLost { .. }) if self.goes_on() => {
                     self.recovery.is_on = true;
                     self.recovery.is_due = true;
-                    self.nap(&mut silence, Awaited::Room(0))?;
+                    if !self.poll()? {
+                        self.nap(&mut silence, Awaited::Room(0))?;
+                    }
                 }
                 asked => return asked,
             }
@@ -323,7 +325,7 @@ impl Worker {
 
     /// Whether this worker goes on without a server that is lost.
     fn goes_on(&self) -> bool {
-        (self.recovery.is_on || self.waits.is_watched()) && !self.living().is_empty()
+        (self.recovery.is_on || self.waits.is_watched()) && self.first().is_ok()
     }
 
     /// Forgets the tables of this worker's namespace, which another drops.

@@ -74,6 +74,8 @@ struct Follow {
     from: usize,
     /// The thread to which the shard was given first.
     first: usize,
+    /// Whether nothing was ever done to the shard.
+    is_unused: bool,
 }
 
 /// A shard's place in its chain.
@@ -369,8 +371,12 @@ impl Chain {
 
     /// Whether there was never a request for the shard.
     fn is_unused(&self) -> bool {
-        let waits = !self.held.is_empty() || !self.awaiting.is_empty();
-        self.applied.is_empty() && !waits && self.unconfirmed.is_empty()
+        self.is_new() && self.held.is_empty() && self.awaiting.is_empty()
+    }
+
+    /// Whether none was ever executed.
+    fn is_new(&self) -> bool {
+        self.applied.is_empty() && self.unconfirmed.is_empty()
     }
 
     /// Whether there is a next thread of which this chain has not heard.
@@ -462,7 +468,8 @@ impl Chain {
         match self.link {
             Link::Asked | Link::Failed => Ok(false),
             Link::Unasked => {
-                let follow = Follow { table: text.to_owned(), from: way.index, first: self.first };
+                let (table, from, first) = (text.to_owned(), way.index, self.first);
+                let follow = Follow { table, from, first, is_unused: self.is_new() };
                 let body = serde_json::to_vec(&follow).map_err(|error| error.to_string())?;
                 let values = Values::Copied(&body);
                 if way.post(Draft { values, ..Draft::new(Kind::Request) }, Op::Follow).is_some() {

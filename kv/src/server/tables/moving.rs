@@ -299,6 +299,12 @@ impl Moves {
         self.is_retired
     }
 
+    /// Where the shard that has `key` has gone, if it was here.
+    pub(super) fn moved(&self, table: u32, key: u64) -> Option<Moved> {
+        let is_it = |gone: &&Gone| gone.table == table && gone.range.contains(key);
+        self.gone.iter().find(is_it).map(|gone| gone.to)
+    }
+
     fn gone(&mut self, table: u32, key: u64) -> Option<&mut Gone> {
         self.gone.iter_mut().find(|gone| gone.table == table && gone.range.contains(key))
     }
@@ -331,8 +337,7 @@ impl Tables {
 
     /// Where a shard has moved that was here.
     pub(super) fn moved(&self, id: u32, key: u64) -> Option<Moved> {
-        let is_it = |gone: &&Gone| gone.table == id && gone.range.contains(key);
-        self.moves.gone.iter().find(is_it).map(|gone| gone.to)
+        self.moves.moved(id, key)
     }
 
     /// Remembers that a request to a shard that has moved was sent back.

@@ -208,12 +208,15 @@ impl Tables {
             }
             (number, _) => number,
         };
+        let mut was_created = false;
         if let Some(known) = self.known.get_mut(&number) {
             known.check_same(&wanted)?;
-            if std::mem::replace(&mut known.is_created, true) {
+            was_created = std::mem::replace(&mut known.is_created, true);
+            if was_created && self.chains.view.partings.is_empty() {
                 return Ok(number);
             }
             wanted.elsewhere.clone_from(&known.elsewhere);
+            wanted.is_complete = known.is_complete;
         }
         if self.numbers.is_dropped(number) {
             return Err(Trouble::Dropped);
@@ -225,7 +228,14 @@ impl Tables {
         self.check_replicas(lanes, &wanted.spec)?;
         let Tables { index, handles, histories, chains, entries, moves, .. } = self;
         let is_own = |shard: &Placed| match replicas {
-            0 => chains.view.creator(shard.server, number, shard.range.begin()) == Some(*index),
+            0 => {
+                // A thread may have left since, before it could create what was placed on it.
+                let is_new = !was_created
+                    || shard.server != *index && moves.moved(number, shard.range.begin()).is_none();
+                let creator = chains.view.creator(shard.server, number, shard.range.begin());
+                is_new && creator == Some(*index)
+            }
+            _ if was_created => false,
             _ => chains.view.chain(shard.server, replicas).any(|thread| thread == *index),
         };
         // Another thread may have asked this one to follow before.
@@ -249,7 +259,8 @@ impl Tables {
             Ok(entry)
         };
         let new = own.map(&mut build).collect::<Result<Vec<_>, String>>()?;
-        if moves.is_retired() && replicas == 0 && !new.is_empty() {
+        let takes_none = moves.is_retired() && replicas == 0 && !new.is_empty();
+        if takes_none || chains.view.has_left(*index) {
             return Err(Trouble::Lost);
         }
         wanted.shorten()?;

@@ -38,7 +38,13 @@ impl Tables {
         for entry in entries {
             let Some(chain) = &entry.chain else { continue };
             let lacks = || chain.lacks_copy(chains, *index, (entry.number, entry.range));
-            copies.coming += usize::from(!chain.is_whole && chain.comes_from.is_some());
+            let is_coming = !chain.is_whole && chain.comes_from.is_some();
+            // The loss of another thread may have taken this one out of the chain meanwhile.
+            let is_in = || {
+                let mut threads = chains.view.chain(chain.first, chain.replicas);
+                threads.any(|thread| thread == *index)
+            };
+            copies.coming += usize::from(is_coming && is_in());
             copies.missing += usize::from(chain.is_whole && lacks());
         }
         copies
@@ -129,10 +135,11 @@ impl Tables {
         Ok(Step::Done)
     }
 
-    /// Makes room for a copy, unless there is one; returns whether it is whole.
+    /// Makes room for a copy, unless there is one; returns whether it is whole, as one is to which
+    /// nothing was ever done.
     fn follow(&mut self, lanes: &Lanes, peer: PeerId, message: &Message) -> Result<bool, Trouble> {
         let (number, range) = (message.table(), message.range());
-        let Follow { table, from, first } =
+        let Follow { table, from, first, is_unused } =
             serde_json::from_slice(message.values()).map_err(|error| error.to_string())?;
         self.check_lost(from)?;
         if let Some(at) = self.position(number, range.begin()) {
@@ -143,12 +150,14 @@ impl Tables {
             }
         }
         let spec = self.make_room(lanes, (number, range), &table)?;
-        let mut chain = Chain::new(first, spec, false, lanes.memory());
-        chain.comes_from = Some(peer);
+        let mut chain = Chain::new(first, spec, is_unused, lanes.memory());
         let entry = self.find(number, range.begin())?;
-        entry.image = Incoming::of(&*entry.shard, lanes.memory());
+        if !is_unused {
+            chain.comes_from = Some(peer);
+            entry.image = Incoming::of(&*entry.shard, lanes.memory());
+        }
         entry.chain = Some(chain);
-        Ok(false)
+        Ok(is_unused)
     }
 
     pub(super) fn check_lost(&mut self, from: usize) -> Result<(), Trouble> {
