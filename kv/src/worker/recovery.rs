@@ -406,6 +406,7 @@ impl Worker {
             let untold = (0..self.servers.len())
                 .find(|server| self.recovery.is_kept_up(*server) && !self.recovery.told[*server]);
             let Some(server) = untold else { return Ok(()) };
+            self.open_lane(server); // it may have joined meanwhile
             match self.poll()? {
                 true => silence.began = None,
                 false => self.nap(&mut silence, Awaited::Room(server))?,
