@@ -105,8 +105,8 @@ operations! {
     Replicate = 26 by Server,
     /// The copy is whole. The values say what was applied of whom.
     Whole = 27 by Server,
-    /// A failure: the server thread that asked counts as lost or has left, or the one that was asked
-    /// leaves.
+    /// A failure: the server thread that asked counts as lost or has left, or the one that was
+    /// asked leaves.
     Lost = 28 by Nobody,
     /// In the head of [`Op::Replicate`]: a request that was refused, so that no copy takes it for
     /// one that was applied.

@@ -271,7 +271,10 @@ fn depart(network: &Network, seed: u64) -> Met {
         for table in known {
             client.sleep(Duration::ZERO).unwrap();
             let shards = client.shards(table).unwrap();
-            assert!(fate != Fate::Left || shards.iter().all(|shard| shard.server != rank), "{shards:?}");
+            assert!(
+                fate != Fate::Left || shards.iter().all(|shard| shard.server != rank),
+                "{shards:?}"
+            );
         }
     }
     stop.store(true, Ordering::Relaxed);

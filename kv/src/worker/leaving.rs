@@ -4,9 +4,9 @@
 //! The thread owns nothing then, and sends back what still comes to it. The worker enters the new
 //! owners, also those of tables that it joins later. What such a table places on the thread is at
 //! its heir. Of shards with copies the next thread that has one serves, as after a loss. When
-//! nothing is outstanding at the thread the worker closes the lane, for which that waits. Nothing is
-//! posted on a lane to a thread that has joined before it is up. So of one that cannot be reached
-//! the worker waits for news.
+//! nothing is outstanding at the thread the worker closes the lane, for which that waits. Nothing
+//! is posted on a lane to a thread that has joined before it is up. So of one that cannot be
+//! reached the worker waits for news.
 //!
 //! Path: **worker** > slicer > filter > message > codec > endpoint > transport.
 

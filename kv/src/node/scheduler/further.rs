@@ -1,9 +1,9 @@
 //! Servers beside those of a complete cluster: they join it, and leave it again.
 //!
 //! A server leaves in this order: a driver asks here whether it may, and everybody hears that it
-//! will. The driver moves its shards to others, waits until those with copies have one more, and has
-//! its threads take no more. Then it tells here where the shards have gone, and everybody hears that
-//! the server has left. That ends when no client has a lane to it, and its loss is none.
+//! will. The driver moves its shards to others, waits until those with copies have one more, and
+//! has its threads take no more. Then it tells here where the shards have gone, and everybody hears
+//! that the server has left. That ends when no client has a lane to it, and its loss is none.
 
 use super::super::backend::Van;
 use super::super::choice::{self, Candidate};
