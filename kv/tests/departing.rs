@@ -38,13 +38,15 @@ const WIDTH: usize = 1 + WORKERS as usize;
 /// Tables that workers create and join while servers leave.
 const LATE: u64 = 4;
 
-/// The table of this number; all others are created late. Where a server dies all have copies.
+/// The table of this number; those from 2 on are created late. Where a server dies all have copies;
+/// elsewhere half of them, and some of these are asynchronous.
 fn table(number: u64, dies: bool) -> TableSpec {
     let name = format!("table {number}");
     let replicas = u32::from(dies || number % 2 == 1);
     let keys = KeyRange::new(0, KEYS).unwrap();
     let spec = TableSpec::new(1 + number as u32, &name, ValueType::I64, WIDTH as u32).keys(keys);
-    spec.placement(Placement::Even(2)).replicas(replicas)
+    let spec = spec.placement(Placement::Even(2)).replicas(replicas);
+    if !dies && number % 4 == 1 { spec.asynchronous() } else { spec }
 }
 
 const TABLES: u64 = 2 + LATE;
@@ -266,7 +268,9 @@ fn depart(network: &Network, seed: u64) -> Met {
         if fate != Fate::Stays {
             there.remove(&rank);
         }
-        dying.into_iter().for_each(|victim| drop(there.remove(&victim)));
+        if let Some(victim) = dying {
+            there.remove(&victim);
+        }
         network.sleep(Duration::from_millis(draws.below(30)));
         for table in known {
             client.sleep(Duration::ZERO).unwrap();
