@@ -370,3 +370,84 @@ fn the_last_founder_does_not_leave() {
     });
     driver.join().unwrap_or_else(|stopped| panic!("{stopped}"));
 }
+
+/// The copies that a server has are elsewhere when it has left, however long they take: the next
+/// one that has them may die at once.
+#[test]
+fn copies_are_whole_elsewhere_before_a_server_leaves() {
+    let network = Network::new(1, Faults::none());
+    let driver = network.spawn("driver", move |network| {
+        let node = NodeConfig { server_losses_max: 1, ..NodeConfig::default() };
+        let config = ClusterConfig { servers: 3, workers: 1, node, ..ClusterConfig::default() };
+        let launch = Launch::Simulated(Handles::default(), Apps::default());
+        let cluster = Cluster::launch(&config, launch).unwrap();
+        let mut client = cluster.client().unwrap();
+        let keys: Vec<u64> = (0..200_000).collect();
+        let spec = TableSpec::new(1, "copied", ValueType::I64, 1).replicas(1);
+        let spec = spec.keys(KeyRange::new(0, keys.len() as u64).unwrap());
+        let table = client.create_table(&spec).unwrap();
+        for part in keys.chunks(10_000) {
+            let values: Vec<i64> = part.iter().map(|key| *key as i64).collect();
+            let pushed = client.push(table, part, &values).unwrap();
+            client.wait(pushed).unwrap();
+        }
+        assert!(cluster.release_server(0).unwrap().is_empty(), "nothing moves");
+        network.crash("server 1");
+        for part in keys.chunks(10_000) {
+            let pulled = client.pull(table, part).unwrap();
+            let answer = client.wait(pulled).unwrap();
+            assert!(
+                answer.values::<i64>().iter().zip(part).all(|(value, key)| *value == *key as i64)
+            );
+        }
+        drop(client);
+        cluster.shutdown().unwrap();
+    });
+    driver.join().unwrap_or_else(|stopped| panic!("{stopped}"));
+}
+
+/// Whoever numbers tables next knows all of them, and which were dropped.
+#[test]
+fn tables_outlive_the_server_that_numbered_them() {
+    let network = Network::new(1, Faults::none());
+    let driver = network.spawn("driver", move |_| {
+        let config = ClusterConfig { servers: 3, workers: 1, ..ClusterConfig::default() };
+        let launch = Launch::Simulated(Handles::default(), Apps::default());
+        let cluster = Cluster::launch(&config, launch).unwrap();
+        let [mut client, mut idle] = [0, 1].map(|_| cluster.client().unwrap());
+        // The first server alone has them, so nobody else has heard of them.
+        let spec = |id: u32| {
+            let spec = TableSpec::new(id, &format!("table {id}"), ValueType::I64, 1);
+            spec.keys(KeyRange::new(0, 10).unwrap()).placement(Placement::Cut(vec![(0, 0)]))
+        };
+        let ids = |worker: &mut Worker| -> Vec<u32> {
+            worker.list_tables("").unwrap().iter().map(|spec| spec.id).collect()
+        };
+        let add = |worker: &mut Worker, table: Table| {
+            let pushed = worker.push(table, &[3], &[1i64]).unwrap();
+            worker.wait(pushed).unwrap();
+            let pulled = worker.pull(table, &[3]).unwrap();
+            worker.wait(pulled).unwrap().values::<i64>()[0]
+        };
+        let [first, second, third] = [1, 2, 3].map(|id| client.create_table(&spec(id)).unwrap());
+        let stale = idle.create_table(&spec(3)).unwrap();
+        assert_eq!([first, second, third].map(|table| add(&mut client, table)), [1, 1, 1]);
+        client.drop_table(third).unwrap();
+        assert_eq!(cluster.release_server(0).unwrap().len(), 2);
+        for worker in [&mut client, &mut idle] {
+            assert_eq!(ids(worker), [1, 2]);
+        }
+        let again = idle.create_table(&spec(2)).unwrap();
+        assert_eq!(add(&mut idle, again), 2);
+        let anew = client.create_table(&spec(3)).unwrap();
+        assert_eq!(add(&mut client, anew), 1);
+        // No number is given again, so whoever has not heard that the first one was dropped does
+        // not reach the new one.
+        let pushed = idle.push(stale, &[3], &[1i64]).and_then(|pushed| idle.wait(pushed));
+        assert!(matches!(pushed, Err(Error::TableDropped { .. })), "{:?}", pushed.err());
+        assert_eq!(add(&mut client, anew), 2);
+        drop((client, idle));
+        cluster.shutdown().unwrap();
+    });
+    driver.join().unwrap_or_else(|stopped| panic!("{stopped}"));
+}
