@@ -366,7 +366,7 @@ impl Chain {
         let is_first = chains.view.chain(self.first, self.replicas).next() == Some(index);
         let is_behind = self.unconfirmed.iter().any(|item| item.replies.is_empty());
         let is_alone = self.next.is_none() || self.lacks_copy(chains, index, place);
-        !self.is_whole || !is_behind && !(is_first && is_alone)
+        !self.is_whole || !(is_behind || is_first && is_alone)
     }
 
     /// Whether there was never a request for the shard.
