@@ -119,8 +119,7 @@ fn servers_leave_under_load() {
     // Threads 2 and 3 are those of the first that has joined, thread 4 is the other's. Server 0 has
     // founded the cluster, and numbers its tables.
     let servers = [(2, 2..4, Some(&mut first)), (0, 0..1, None), (3, 4..5, Some(&mut second))];
-    let mut left = 1;
-    for (rank, threads, joined) in servers {
+    for (stay, (rank, threads, joined)) in [3, 2, 1].into_iter().zip(servers) {
         let leave = format!("rebalance --leave {rank} --json");
         let rows = rows_in(&pushes.while_it_runs(&cluster, &leave));
         let is_its = |row: &serde_json::Value| {
@@ -129,11 +128,10 @@ fn servers_leave_under_load() {
         };
         assert!(!rows.is_empty() && rows.iter().all(is_its), "{rows:?}");
         let began = Instant::now();
-        while servers_of(&cluster) > 4 - left {
+        while servers_of(&cluster) > stay {
             pushes.while_it_runs(&cluster, "status --json");
             assert!(began.elapsed() < PATIENCE, "server {rank} does not end");
         }
-        left += 1;
         let Some(joined) = joined else { continue };
         assert!(ended(joined, PATIENCE).success());
         let mut said = String::new();
