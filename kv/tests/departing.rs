@@ -349,13 +349,25 @@ fn any_server_leaves_under_load_and_nothing_is_lost_or_doubled() {
     assert!(counts.iter().chain(&deaths).all(|count| *count > 0), "{sum:?}");
 }
 
+/// Runs this on a cluster of so many servers, of which so many may be lost, without faults.
+fn on_cluster(
+    servers: usize,
+    server_losses_max: usize,
+    body: impl FnOnce(&Network, Cluster) + Send + 'static,
+) {
+    let network = Network::new(1, Faults::none());
+    let driver = network.spawn("driver", move |network| {
+        let node = NodeConfig { server_losses_max, ..NodeConfig::default() };
+        let config = ClusterConfig { servers, workers: 1, node, ..ClusterConfig::default() };
+        let launch = Launch::Simulated(Handles::default(), Apps::default());
+        body(network, Cluster::launch(&config, launch).unwrap());
+    });
+    driver.join().unwrap_or_else(|stopped| panic!("{stopped}"));
+}
+
 #[test]
 fn the_last_founder_does_not_leave() {
-    let network = Network::new(1, Faults::none());
-    let driver = network.spawn("driver", move |_| {
-        let config = ClusterConfig { servers: 2, workers: 1, ..ClusterConfig::default() };
-        let launch = Launch::Simulated(Handles::default(), Apps::default());
-        let cluster = Cluster::launch(&config, launch).unwrap();
+    on_cluster(2, 0, |_, cluster| {
         let why = |rank| cluster.release_server(rank).unwrap_err().to_string();
         assert!(why(2).contains("there is no server 2, the last one is 1"), "{}", why(2));
         assert!(cluster.release_server(0).unwrap().is_empty(), "it has no shards");
@@ -368,19 +380,13 @@ fn the_last_founder_does_not_leave() {
         drop(client);
         cluster.shutdown().unwrap();
     });
-    driver.join().unwrap_or_else(|stopped| panic!("{stopped}"));
 }
 
 /// The copies that a server has are elsewhere when it has left, however long they take: the next
 /// one that has them may die at once.
 #[test]
 fn copies_are_whole_elsewhere_before_a_server_leaves() {
-    let network = Network::new(1, Faults::none());
-    let driver = network.spawn("driver", move |network| {
-        let node = NodeConfig { server_losses_max: 1, ..NodeConfig::default() };
-        let config = ClusterConfig { servers: 3, workers: 1, node, ..ClusterConfig::default() };
-        let launch = Launch::Simulated(Handles::default(), Apps::default());
-        let cluster = Cluster::launch(&config, launch).unwrap();
+    on_cluster(3, 1, |network, cluster| {
         let mut client = cluster.client().unwrap();
         let keys: Vec<u64> = (0..200_000).collect();
         let spec = TableSpec::new(1, "copied", ValueType::I64, 1).replicas(1);
@@ -403,17 +409,12 @@ fn copies_are_whole_elsewhere_before_a_server_leaves() {
         drop(client);
         cluster.shutdown().unwrap();
     });
-    driver.join().unwrap_or_else(|stopped| panic!("{stopped}"));
 }
 
 /// Whoever numbers tables next knows all of them, and which were dropped.
 #[test]
 fn tables_outlive_the_server_that_numbered_them() {
-    let network = Network::new(1, Faults::none());
-    let driver = network.spawn("driver", move |_| {
-        let config = ClusterConfig { servers: 3, workers: 1, ..ClusterConfig::default() };
-        let launch = Launch::Simulated(Handles::default(), Apps::default());
-        let cluster = Cluster::launch(&config, launch).unwrap();
+    on_cluster(3, 0, |_, cluster| {
         let [mut client, mut idle] = [0, 1].map(|_| cluster.client().unwrap());
         // The first server alone has them, so nobody else has heard of them.
         let spec = |id: u32| {
@@ -449,5 +450,4 @@ fn tables_outlive_the_server_that_numbered_them() {
         drop((client, idle));
         cluster.shutdown().unwrap();
     });
-    driver.join().unwrap_or_else(|stopped| panic!("{stopped}"));
 }
