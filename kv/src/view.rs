@@ -1,5 +1,5 @@
-//! The view of a cluster's server threads: where they listen and which of them are lost for good,
-//! and which workers are.
+//! The view of a cluster's server threads: where they listen, which of them are lost for good, have
+//! joined or leave, and which workers are lost.
 //!
 //! All only grow, so views join in any order. What a lost thread still says counts no longer.
 //! Everybody who has the view finds in it, without asking, who serves a shard that has copies.
@@ -8,30 +8,31 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
+use crate::worker::ServerAddress;
+
 /// The server threads of a cluster. Founders are those that were there when it was complete: tables
 /// are placed on them, and copies go along their ring. Threads that have joined since follow behind
-/// them, and have the shards that were moved there.
+/// them. They have the shards that were moved there, and copies where too few founders are left.
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct View {
     /// Addresses of the founders, in their order.
     pub(crate) addresses: Vec<String>,
     /// Threads of each of their processes.
     pub(crate) threads: usize,
-    /// Number of threads that have joined since.
-    #[serde(default)]
-    pub(crate) joined: usize,
     pub(crate) lost: BTreeSet<usize>,
     /// Nodes of workers that are lost.
     #[serde(default)]
     pub(crate) workers: BTreeSet<u32>,
-    /// The threads that leave or have left, as they said so and left.
+    /// What has become of the others since, in the order in which all hear of it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(crate) partings: Vec<Parting>,
+    pub(crate) events: Vec<Event>,
 }
 
-/// A step of a server thread that leaves the cluster.
+/// A server process joins the complete cluster, or a thread of one leaves it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Parting {
+pub(crate) enum Event {
+    /// A process has joined. Its threads follow behind all that are there.
+    Joined(Vec<ServerAddress>),
     /// It will leave: chains get a further copy, until which it stays in them.
     Announced(usize),
     /// It has left.
@@ -44,6 +45,9 @@ pub(crate) struct Departed {
     pub(crate) thread: usize,
     /// The thread that has its place: on that goes what later tables place on this one.
     pub(crate) heir: usize,
+    /// Whether no founder was left. Then its heir numbers the tables.
+    #[serde(default)]
+    pub(crate) is_last: bool,
     /// The shards that it has given away.
     pub(crate) gone: Vec<Handed>,
     /// The first and the last number of tables that it knew to be dropped.
@@ -75,11 +79,18 @@ pub(crate) struct Handed {
     pub(crate) epoch: u64,
 }
 
-impl Parting {
+impl Event {
     pub(crate) fn departed(&self) -> Option<&Departed> {
         match self {
-            Parting::Announced(_) => None,
-            Parting::Departed(departed) => Some(departed),
+            Event::Departed(departed) => Some(departed),
+            Event::Joined(_) | Event::Announced(_) => None,
+        }
+    }
+
+    pub(crate) fn joined(&self) -> &[ServerAddress] {
+        match self {
+            Event::Joined(threads) => threads,
+            Event::Announced(_) | Event::Departed(_) => &[],
         }
     }
 }
@@ -97,16 +108,33 @@ impl View {
         self.addresses.len() / self.threads.max(1)
     }
 
+    /// The threads that have joined since, in their order.
+    pub(crate) fn joined(&self) -> impl Iterator<Item = &ServerAddress> {
+        self.events.iter().flat_map(Event::joined)
+    }
+
+    /// Number of all threads, whatever has become of them.
+    pub(crate) fn count(&self) -> usize {
+        self.addresses.len().saturating_add(self.joined().count())
+    }
+
+    /// Where a thread listens.
+    pub(crate) fn address(&self, thread: usize) -> Option<&str> {
+        let further = || self.joined().nth(thread.checked_sub(self.addresses.len())?);
+        let founder = self.addresses.get(thread).map(String::as_str);
+        founder.or_else(|| further().map(|it| it.address.as_str()))
+    }
+
     /// Checks a view that came from elsewhere, in a cluster that `count` server threads founded.
     pub(crate) fn check(&self, count: usize) -> Result<(), String> {
-        let View { addresses, threads, joined, lost, .. } = self;
+        let View { addresses, threads, lost, .. } = self;
         if addresses.len() != count {
             return Err(format!("a view of {} server threads, not of {count}", addresses.len()));
         }
         if *threads == 0 || !count.is_multiple_of(*threads) {
             return Err(format!("a view of {count} server threads, {threads} in each process"));
         }
-        let all = count.saturating_add(*joined);
+        let all = self.count();
         let mut gone = BTreeSet::new();
         for Departed { thread, heir, .. } in self.departed() {
             gone.insert(*thread);
@@ -128,20 +156,19 @@ impl View {
     /// Adds what another view has; returns whether this one did not have all of it.
     pub(crate) fn join(&mut self, other: &View) -> bool {
         let size = |view: &View| {
-            let View { addresses, joined, lost, workers, partings, .. } = view;
-            [addresses.len(), *joined, lost.len(), workers.len(), partings.len()]
+            let View { addresses, lost, workers, events, .. } = view;
+            [addresses.len(), lost.len(), workers.len(), events.len()]
         };
         let before = size(self);
         if other.addresses.len() > self.addresses.len() {
             self.addresses.clone_from(&other.addresses);
             self.threads = other.threads;
         }
-        self.joined = self.joined.max(other.joined);
         self.lost.extend(&other.lost);
         self.workers.extend(&other.workers);
         // All hear of them in one order.
-        let new = other.partings.get(self.partings.len()..).unwrap_or_default();
-        self.partings.extend_from_slice(new);
+        let new = other.events.get(self.events.len()..).unwrap_or_default();
+        self.events.extend_from_slice(new);
         before != size(self)
     }
 
@@ -157,7 +184,7 @@ impl View {
 
     /// The threads that have left, in the order in which they left.
     pub(crate) fn departed(&self) -> impl Iterator<Item = &Departed> {
-        self.partings.iter().filter_map(Parting::departed)
+        self.events.iter().filter_map(Event::departed)
     }
 
     fn departure(&self, thread: usize) -> Option<&Departed> {
@@ -166,7 +193,7 @@ impl View {
 
     /// Whether a thread has said that it will leave.
     pub(crate) fn leaves(&self, thread: usize) -> bool {
-        self.partings.contains(&Parting::Announced(thread))
+        self.events.contains(&Event::Announced(thread))
     }
 
     /// Where a thread that has left has given the shard of a table that begins at `begin`.
@@ -181,6 +208,20 @@ impl View {
         self.departed().fold(place, next)
     }
 
+    /// The thread that numbers the tables: the first founder that is there. The last one leaves
+    /// that to its heir, who may leave it to another one. If that thread is gone nobody does.
+    pub(crate) fn numberer(&self) -> usize {
+        let mut founders = 0..self.addresses.len();
+        if let Some(first) = founders.find(|thread| !self.is_gone(*thread)) {
+            return first;
+        }
+        let last = self.addresses.len().saturating_sub(1);
+        self.departed().fold(last, |numberer, it| match it.is_last || it.thread == numberer {
+            true => it.heir,
+            false => numberer,
+        })
+    }
+
     /// The thread on which the shard of a table that begins at `begin` and is placed on `place`
     /// begins to be; none if a thread that has left has given it away.
     pub(crate) fn creator(&self, place: usize, table: u32, begin: u64) -> Option<usize> {
@@ -193,7 +234,7 @@ impl View {
     /// The heirs of threads that leave together: of those that stay, whoever has the fewest places
     /// so far. None if nobody stays.
     pub(crate) fn heirs(&self, leaving: &[usize]) -> Option<Vec<usize>> {
-        let all = self.addresses.len() + self.joined;
+        let all = self.count();
         let mut places = vec![0; all];
         (0..self.addresses.len()).for_each(|place| places[self.holder(place)] += 1);
         let stays = |thread: &usize| !self.is_gone(*thread) && !leaving.contains(thread);
@@ -223,10 +264,26 @@ impl View {
         self.ring(first).take((replicas as usize).saturating_add(1)).any(|it| it == thread)
     }
 
-    /// A thread of each process, from `first` on.
+    /// A thread of each process, from `first` on: of the founders, around their ring, and then of
+    /// those that have joined with as many threads, in their order. So whoever joins changes no
+    /// chain that has all its copies, and whoever follows a thread follows it in every chain.
     fn ring(&self, first: usize) -> impl Iterator<Item = usize> + '_ {
-        let count = self.addresses.len().max(1);
-        (0..self.processes()).map(move |at| (first + at * self.threads) % count)
+        let count = self.addresses.len();
+        let processes = if first < count { self.processes() } else { 0 };
+        let founders = (0..processes).map(move |at| (first + at * self.threads) % count);
+        let mut place = (first < count).then(|| first % self.threads);
+        let mut end = count;
+        let further = self.events.iter().map(Event::joined).filter_map(move |threads| {
+            let begin = end;
+            end += threads.len();
+            let is_equal = threads.len() == self.threads;
+            if (begin..end).contains(&first) {
+                place = is_equal.then_some(first - begin);
+                return Some(first);
+            }
+            place.filter(|_| is_equal).map(|place| begin + place)
+        });
+        founders.chain(further)
     }
 
     /// The thread after thread `of` in a chain.
@@ -254,41 +311,54 @@ mod tests {
         view.chain(first, replicas).collect()
     }
 
+    /// A process with so many threads.
+    fn joined(threads: usize) -> Event {
+        let at = |name: &str| ServerAddress { name: name.into(), address: format!("sim:{name}") };
+        Event::Joined(["a", "b"].map(at)[..threads].to_vec())
+    }
+
     const HANDED: Handed = Handed { table: 3, begin: 70, server: 1, epoch: 2 };
 
-    fn departed(thread: usize, heir: usize) -> Parting {
+    fn departed(thread: usize, heir: usize) -> Event {
         let (dropped, tables) = (Vec::new(), BTreeMap::new());
-        Parting::Departed(Departed { thread, heir, gone: vec![HANDED], dropped, tables })
+        Event::Departed(Departed {
+            thread,
+            heir,
+            is_last: false,
+            gone: vec![HANDED],
+            dropped,
+            tables,
+        })
     }
 
     #[test]
     fn who_leaves_stays_in_its_chains_beside_a_further_copy() {
         let mut view = view(1, 4, &[1]);
         assert_eq!(chain(&view, 0, 1), [0, 2]);
-        view.partings.push(Parting::Announced(0));
+        view.events.push(Event::Announced(0));
         assert_eq!(chain(&view, 0, 1), [0, 2, 3]);
         assert_eq!(chain(&view, 3, 1), [3, 0, 2]);
         assert_eq!(chain(&view, 2, 1), [2, 3], "it is not in this one");
-        view.partings.push(Parting::Announced(2));
+        view.events.push(Event::Announced(2));
         assert_eq!(chain(&view, 0, 1), [0, 2, 3], "nobody else stays");
-        view.partings.push(departed(0, 3));
+        view.events.push(departed(0, 3));
         assert_eq!(chain(&view, 0, 1), [2, 3]);
     }
 
     #[test]
     fn places_go_to_heirs() {
-        let mut view = View { joined: 2, ..view(1, 3, &[1]) };
+        let mut view = View { events: vec![joined(1), joined(1)], ..view(1, 3, &[1]) };
         assert_eq!(view.heirs(&[0]), Some(vec![3]), "one that has joined has no place yet");
-        view.partings.push(departed(0, 3));
+        view.events.push(departed(0, 3));
         assert_eq!((view.holder(0), view.holder(1)), (3, 1));
         assert_eq!(view.heirs(&[2, 3]), Some(vec![4, 4]), "nobody else stays");
-        view.partings.push(departed(3, 4));
+        view.events.push(departed(3, 4));
         assert_eq!((view.holder(0), view.holder(2)), (4, 2));
         assert_eq!(view.creator(0, 3, 71), Some(4));
         assert_eq!(view.creator(0, 3, 70), None, "it was given away");
         assert_eq!(view.heirs(&[2, 4]), None);
         // Two views that are right by themselves may name heirs in a circle together.
-        view.partings.push(departed(4, 3));
+        view.events.push(departed(4, 3));
         assert_eq!((view.holder(0), view.creator(0, 3, 71)), (3, Some(3)));
         assert_eq!(chain(&view, 0, 2), [2], "who has left is in no chain");
     }
@@ -302,8 +372,24 @@ mod tests {
         assert_eq!(chain(&view(2, 3, &[]), 0, 9), [0, 2, 4]);
         assert_eq!(chain(&view(1, 2, &[0, 1]), 0, 1), [] as [usize; 0]);
         assert_eq!(chain(&View::default(), 0, 1), [] as [usize; 0]);
-        let joined = View { joined: 3, ..view(1, 4, &[]) };
-        assert_eq!(chain(&joined, 3, 2), [3, 0, 1], "whoever joins later is in no chain");
+    }
+
+    #[test]
+    fn servers_that_have_joined_follow_where_too_few_founders_are_left() {
+        let events = || vec![joined(2), joined(1), joined(2)];
+        let with = |lost: &[usize]| View { events: events(), ..view(2, 2, lost) };
+        assert_eq!(chain(&with(&[]), 3, 1), [3, 1], "no chain is another one");
+        assert_eq!(chain(&with(&[0, 1]), 1, 1), [3, 5]);
+        assert_eq!(chain(&with(&[0, 1]), 2, 2), [2, 4, 7], "not on one with fewer threads");
+        // Whoever follows a thread follows it in every chain.
+        let none = with(&[0, 1, 2, 3, 5]);
+        let first = |first| chain(&none, first, 0)[0];
+        assert_eq!([0, 1, 2, 3, 5].map(first), [4, 8, 4, 8, 8]);
+        assert_eq!((chain(&none, 1, 1), chain(&none, 6, 1)), (vec![8], vec![6]));
+        assert!(!with(&[0, 1]).was_in_chain(1, 1, 5));
+        let address = |thread| none.address(thread).map(str::to_owned);
+        assert_eq!(address(3).as_deref(), Some("sim:3"));
+        assert_eq!((address(5).as_deref(), address(9)), (Some("sim:b"), None));
     }
 
     #[test]
@@ -328,10 +414,11 @@ mod tests {
         assert_eq!(view(2, 3, &[0, 5]).check(6), Ok(()));
         assert!(view(1, 4, &[]).check(6).unwrap_err().contains("of 4 server threads, not of 6"));
         assert!(view(1, 6, &[6]).check(6).unwrap_err().contains("thread 6 cannot be lost"));
-        assert_eq!(View { joined: 1, ..view(1, 6, &[6]) }.check(6), Ok(()));
+        assert_eq!(View { events: vec![joined(1)], ..view(1, 6, &[6]) }.check(6), Ok(()));
         let leave = |pairs: &[(usize, usize)]| {
-            let partings = pairs.iter().map(|(thread, heir)| departed(*thread, *heir)).collect();
-            View { joined: 1, partings, ..view(1, 6, &[]) }.check(6)
+            let departed = pairs.iter().map(|(thread, heir)| departed(*thread, *heir));
+            let events = [joined(1)].into_iter().chain(departed).collect();
+            View { events, ..view(1, 6, &[]) }.check(6)
         };
         for may in [&[(5, 6)][..], &[(6, 0), (0, 5), (5, 1)]] {
             assert_eq!(leave(may), Ok(()));
@@ -361,12 +448,12 @@ mod tests {
         assert!(one.join(&View { workers: BTreeSet::from([8]), ..View::default() }));
         assert!(one.workers.iter().eq(&[8, 9]));
         assert!(!one.join(&views[0]) && one.lost.len() == 2);
-        assert!(one.join(&View { joined: 2, ..View::default() }));
-        assert!(!one.join(&View { joined: 1, ..View::default() }) && one.joined == 2);
-        let partings = vec![Parting::Announced(5), departed(5, 4), departed(4, 3)];
-        assert!(one.join(&View { partings: partings[..1].to_vec(), ..View::default() }));
+        let events = vec![joined(2), Event::Announced(5), departed(5, 4), departed(4, 3)];
+        assert!(one.join(&View { events: events[..2].to_vec(), ..View::default() }));
+        assert!(!one.join(&View { events: events[..1].to_vec(), ..View::default() }));
+        assert_eq!(one.count(), 6);
         assert!(one.leaves(5) && !one.has_left(5));
-        let left = View { partings, ..View::default() };
+        let left = View { events, ..View::default() };
         assert!(one.join(&left) && !one.join(&left) && one.departed().count() == 2);
         assert!(one.has_left(4) && one.has_left(5) && !one.has_left(3));
         assert_eq!(one.handed(4, 3, 70), Some(HANDED));

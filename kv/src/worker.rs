@@ -138,20 +138,21 @@ impl Worker {
         let mut recovery = Recovery::of(addresses, threads);
         let mut waits = waits;
         waits.opening_max = timeout;
-        let News { lost, joined, partings } = waits.look()?;
-        let known = all[founders..].iter();
-        let new = joined.iter().skip(known.len());
-        let further: Vec<&ServerAddress> = known.chain(new).collect();
-        further.iter().for_each(|_| recovery.enter_joined());
+        let News { lost, events } = waits.look()?;
         recovery.view.lost.extend(lost);
-        recovery.view.partings = partings;
+        recovery.view.events = events;
+        // The roster may be younger than the news.
+        let known = all[founders..].iter();
+        let new = recovery.view.joined().skip(known.len());
+        let further: Vec<ServerAddress> = known.chain(new).cloned().collect();
+        further.iter().for_each(|_| recovery.enter_joined());
         recovery.is_on = recovery.view.departed().any(|it| it.thread < founders);
         recovery.view.check(founders).map_err(Error::Config)?;
         let why = |index: usize| match recovery.view.has_left(index) {
             true => Some(leaving::LEFT.to_owned()),
             false => recovery.is_gone(index).then(|| "it counts as lost".to_owned()),
         };
-        let servers = founding.iter().chain(further).enumerate();
+        let servers = founding.iter().chain(&further).enumerate();
         let servers = servers.map(|(index, at)| Server::new(at.clone(), why(index))).collect();
         Ok(Worker {
             endpoint,

@@ -228,9 +228,9 @@ fn each_loss_is_told_once() {
     scheduler.gather(|| Ok(())).unwrap();
     let mut guest = Lane::open(&scheduler, &config.node, node(GUEST, None)).unwrap();
     assert_eq!(guest.ask(&json!({ "Begin": { "job": "watches" } })), Heard::Answer(Value::Null));
-    let losses = |known: usize| json!({ "Watch": { "lost": known, "joined": 0, "partings": 0 } });
+    let losses = |known: usize| json!({ "Watch": { "lost": known, "events": 0 } });
     let told = |lost: &[u64]| {
-        let news = json!({ "fatal": null, "servers": lost, "joined": [], "partings": [], "cancelled": null });
+        let news = json!({ "fatal": null, "servers": lost, "events": [], "cancelled": null });
         Heard::Answer(news)
     };
     let mut worker = lanes.remove(6);

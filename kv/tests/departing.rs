@@ -1,9 +1,10 @@
 //! Goal: any server leaves a cluster under load, those that have founded it as well, also the one
 //! that numbers tables and those with copies: no request fails, and nothing is lost, applied twice
-//! or read too early, even if another server dies meanwhile.
+//! or read too early, even if another server dies meanwhile. Servers that die are replaced, until
+//! no founder is left.
 //! Method: whole clusters with their schedulers on the simulated van. Workers push whole numbers to
 //! tables without copies and with one, join and create tables, and check what only they write; the
-//! driver has servers leave at random instants, and crashes one. In the end each key's sum is that
+//! driver has servers leave at random instants, and crashes some. In the end each key's sum is that
 //! of all acknowledged pushes. A failure prints its seed; `CARAVAN_SEED=<seed> cargo test` replays
 //! it.
 #![allow(clippy::unwrap_used, reason = "tests")]
@@ -18,13 +19,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use caravan_kv::node::join_server;
+use caravan_kv::node::{Ended, join_server};
 use caravan_kv::{
     App, Apps, Cluster, ClusterConfig, Error, Handles, Launch, NodeConfig, Placement, Table,
-    TableSpec, Target, Timestamp, ValueType, Worker, WorkerNode,
+    TableSpec, Target, TaskId, Timestamp, ValueType, Worker, WorkerNode,
 };
 use caravan_van::KeyRange;
-use caravan_van::sim::{Faults, Network, for_each_seed};
+use caravan_van::sim::{Faults, Network, Node, for_each_seed};
 use serde_json::{Value, json};
 use simulated::{Draws, weather};
 
@@ -60,14 +61,20 @@ struct Adds {
 
 impl App for Adds {
     fn run(&mut self, node: &mut WorkerNode, body: Value) -> Result<Value, String> {
-        let (seed, dies) = (body["seed"].as_u64().unwrap(), body["dies"].as_bool().unwrap());
-        self.add(node, seed, dies).map_err(|error| error.to_string())
+        let seed = body["seed"].as_u64().unwrap();
+        let [dies, late] = ["dies", "late"].map(|name| body[name].as_bool().unwrap());
+        self.add(node, seed, (dies, late)).map_err(|error| error.to_string())
     }
 }
 
 impl Adds {
     /// Returns what it has pushed to each key of each table.
-    fn add(&self, node: &mut WorkerNode, seed: u64, dies: bool) -> caravan_kv::Result<Value> {
+    fn add(
+        &self,
+        node: &mut WorkerNode,
+        seed: u64,
+        (dies, late): (bool, bool),
+    ) -> caravan_kv::Result<Value> {
         let mut draws = Draws(seed << 8 | node.rank as u64);
         let own_column = 1 + node.rank;
         let worker = &mut node.worker;
@@ -81,7 +88,7 @@ impl Adds {
         let mut waiting: VecDeque<(Timestamp, Option<(u64, i64)>)> = VecDeque::new();
         while !self.stop.load(Ordering::Relaxed) {
             let mut number = draws.below(2);
-            if draws.below(8) == 0 {
+            if late && draws.below(8) == 0 {
                 number = 2 + draws.below(LATE);
                 tables.insert(number, worker.create_table(&table(number, dies))?);
             }
@@ -183,7 +190,7 @@ enum Fate {
 
 /// Has a server leave. It or another one may die meanwhile.
 fn release(network: &Network, cluster: &Cluster, rank: usize, met: &mut Met) -> Fate {
-    let stays = ["the only copy of", "is the last of", "no server would stay"];
+    let stays = ["the only copy of", "is the only one left"];
     let is_last = |why: &str| stays.iter().any(|stays| why.contains(stays));
     for _ in 0..50 {
         match cluster.release_server(rank) {
@@ -204,6 +211,44 @@ fn release(network: &Network, cluster: &Cluster, rank: usize, met: &mut Met) -> 
     panic!("server {rank} cannot leave");
 }
 
+/// A cluster whose workers add until they are told to stop.
+fn begin(config: &ClusterConfig, stop: &Arc<AtomicBool>, body: &Value) -> (Cluster, TaskId) {
+    let heard = stop.clone();
+    let apps = Apps::default().with("adds", move || Box::new(Adds { stop: heard.clone() }));
+    let mut cluster = Cluster::launch(config, Launch::Simulated(Handles::default(), apps)).unwrap();
+    let task = cluster.submit(Target::Workers, "adds", body).unwrap();
+    (cluster, task)
+}
+
+/// Has a server join, which gets this rank; `client` hears of it.
+fn join(network: &Network, node: &NodeConfig, rank: usize, client: &mut Worker) -> Node<Ended> {
+    let known = client.server_addresses().count();
+    let node = node.clone();
+    let joining = network.spawn(&format!("server {rank}"), move |_| {
+        join_server(&node, 1, &Handles::default(), false).unwrap()
+    });
+    while client.server_addresses().count() == known {
+        network.sleep(Duration::from_micros(300));
+        client.sleep(Duration::ZERO).unwrap();
+    }
+    joining
+}
+
+/// By table: the sum of what was pushed to each key, and how often each worker has pushed to its
+/// own column.
+fn totals(cluster: &mut Cluster, task: TaskId) -> (Vec<Vec<i64>>, Vec<Vec<i64>>) {
+    let mut sums = vec![vec![0; KEYS as usize]; TABLES as usize];
+    let mut own = vec![vec![0; WORKERS as usize]; TABLES as usize];
+    for (rank, done) in cluster.wait(task).unwrap().into_iter().enumerate() {
+        let pushed: Vec<((usize, usize), i64)> =
+            serde_json::from_value(done["pushed"].clone()).unwrap();
+        pushed.into_iter().for_each(|((table, key), value)| sums[table][key] += value);
+        let counts: Vec<(usize, i64)> = serde_json::from_value(done["own"].clone()).unwrap();
+        counts.into_iter().for_each(|(table, count)| own[table][rank] += count);
+    }
+    (sums, own)
+}
+
 fn depart(network: &Network, seed: u64) -> Met {
     let mut draws = Draws(seed);
     let dies = seed % 2 == 1;
@@ -212,12 +257,8 @@ fn depart(network: &Network, seed: u64) -> Met {
     let node = NodeConfig { server_losses_max: losses, ..NodeConfig::default() };
     let config = ClusterConfig { servers: founders, workers, node, ..ClusterConfig::default() };
     let stop = Arc::new(AtomicBool::new(false));
-    let heard = stop.clone();
-    let apps = Apps::default().with("adds", move || Box::new(Adds { stop: heard.clone() }));
-    let mut cluster =
-        Cluster::launch(&config, Launch::Simulated(Handles::default(), apps)).unwrap();
-    let body = json!({ "seed": seed, "dies": dies });
-    let task = cluster.submit(Target::Workers, "adds", &body).unwrap();
+    let (mut cluster, task) =
+        begin(&config, &stop, &json!({ "seed": seed, "dies": dies, "late": true }));
     let node = cluster.config().node.clone();
     let mut client = cluster.client().unwrap();
     let mut idle = cluster.client().unwrap();
@@ -230,19 +271,13 @@ fn depart(network: &Network, seed: u64) -> Met {
         network.sleep(Duration::from_micros(draws.below(4000)));
         if draws.below(2) == 0 {
             let rank = founders + joining.len();
-            let node = node.clone();
-            joining.push(network.spawn(&format!("server {rank}"), move |_| {
-                join_server(&node, 1, &Handles::default(), false).unwrap()
-            }));
-            while client.server_addresses().count() == rank {
-                network.sleep(Duration::from_micros(300));
-                client.sleep(Duration::ZERO).unwrap();
-            }
+            joining.push(join(network, &node, rank, &mut client));
             there.insert(rank);
             met.joined += 1;
         }
         let is_last =
             |rank: usize| rank < founders && there.iter().filter(|it| **it < founders).count() == 1;
+        // Tables with copies are created all the time.
         let open: Vec<usize> = there.iter().copied().filter(|rank| !is_last(*rank)).collect();
         let Some(&rank) = open.get(draws.below(open.len().max(1) as u64) as usize) else { break };
         let mut dying = None;
@@ -295,15 +330,7 @@ fn depart(network: &Network, seed: u64) -> Met {
         }
     }
     stop.store(true, Ordering::Relaxed);
-    let mut sums = vec![vec![0; KEYS as usize]; TABLES as usize];
-    let mut own = vec![vec![0; WORKERS as usize]; TABLES as usize];
-    for (rank, done) in cluster.wait(task).unwrap().into_iter().enumerate() {
-        let pushed: Vec<((usize, usize), i64)> =
-            serde_json::from_value(done["pushed"].clone()).unwrap();
-        pushed.into_iter().for_each(|((table, key), value)| sums[table][key] += value);
-        let counts: Vec<(usize, i64)> = serde_json::from_value(done["own"].clone()).unwrap();
-        counts.into_iter().for_each(|(table, count)| own[table][rank] += count);
-    }
+    let (sums, own) = totals(&mut cluster, task);
     met.late += sums[2..].iter().flatten().sum::<i64>();
     // One that has not listened meanwhile finds everything, and so does a driver that comes later.
     let late = Cluster::attach(&node, "late").unwrap();
@@ -349,6 +376,91 @@ fn any_server_leaves_under_load_and_nothing_is_lost_or_doubled() {
     assert!(counts.iter().chain(&deaths).all(|count| *count > 0), "{sum:?}");
 }
 
+/// Servers die or leave one after the other, each when all copies are whole, and another one has
+/// joined before, until no founder is left. Returns how many have died, and how many have left.
+fn replace(network: &Network, seed: u64) -> (usize, usize) {
+    const ROUNDS: usize = 6;
+    let mut draws = Draws(seed);
+    let founders = 2 + draws.below(2) as usize;
+    let node = NodeConfig { server_losses_max: ROUNDS, ..NodeConfig::default() };
+    let workers = 1 + draws.below(WORKERS) as usize;
+    let config = ClusterConfig { servers: founders, workers, node, ..ClusterConfig::default() };
+    let stop = Arc::new(AtomicBool::new(false));
+    let body = json!({ "seed": seed, "dies": true, "late": false });
+    let (mut cluster, task) = begin(&config, &stop, &body);
+    let node = cluster.config().node.clone();
+    let mut client = cluster.client().unwrap();
+    let known = [0, 1].map(|number| client.create_table(&table(number, true)).unwrap());
+    let mut there: Vec<usize> = (0..founders).collect();
+    let (mut joining, mut died, mut left) = (Vec::new(), 0, 0);
+    // The founders die, and with the last one whoever knows all tables; or all of them leave.
+    let leaves = seed.is_multiple_of(2);
+    let mut knows_tables = true;
+    for round in 0..ROUNDS {
+        network.sleep(Duration::from_micros(draws.below(4000)));
+        // Whoever goes leaves two.
+        for _ in there.len()..3 {
+            let rank = founders + joining.len();
+            joining.push(join(network, &node, rank, &mut client));
+            there.push(rank);
+        }
+        while client.copies().map(|copies| (copies.lost, copies.missing, copies.coming)).unwrap()
+            != (died, 0, 0)
+        {
+            network.sleep(Duration::from_millis(1));
+            client.sleep(Duration::ZERO).unwrap();
+        }
+        // The founders go first: what they have goes to others.
+        let is_founder = |rank: &usize| *rank < founders;
+        let of = there.iter().copied();
+        let rank = of
+            .clone()
+            .find(is_founder)
+            .unwrap_or_else(|| of.clone().nth(draws.below(3) as usize).unwrap_or_default());
+        there.retain(|it| *it != rank);
+        let founds = is_founder(&rank) && leaves;
+        if knows_tables && (founds || (round + seed as usize).is_multiple_of(3)) {
+            assert!(cluster.release_server(rank).unwrap().is_empty(), "nothing moves");
+            left += 1;
+        } else {
+            network.crash(&format!("server {rank}"));
+            died += 1;
+            knows_tables &= there.iter().any(is_founder);
+        }
+    }
+    assert!(there.iter().all(|rank| *rank >= founders), "no founder is left");
+    network.sleep(Duration::from_millis(2));
+    stop.store(true, Ordering::Relaxed);
+    let (sums, own) = totals(&mut cluster, task);
+    // Whoever comes later finds the tables as well.
+    let mut late = cluster.client().unwrap();
+    for (number, at) in known.into_iter().enumerate() {
+        let found = late.create_table(&table(number as u64, true)).unwrap();
+        assert_eq!(read(&mut late, found), (sums[number].clone(), own[number].clone()));
+        assert_eq!(read(&mut client, at), (sums[number].clone(), own[number].clone()));
+        assert!(sums[number].iter().sum::<i64>() > 0);
+    }
+    let why = client.create_table(&table(2, true)).unwrap_err().to_string();
+    let says = ["which is lost, so there are no new ones", "no server is left that has founded"];
+    assert!(says.iter().any(|says| why.contains(says)), "{why}");
+    drop((client, late));
+    cluster.shutdown().unwrap();
+    (died, left)
+}
+
+#[test]
+fn servers_are_replaced_one_after_the_other_until_no_founder_is_left() {
+    let (mut died, mut left) = (0, 0);
+    for_each_seed(30, |seed| {
+        let network = Network::new(seed, weather(seed));
+        let driver = network.spawn("driver", move |network| replace(network, seed));
+        let met = driver.join().unwrap_or_else(|stopped| panic!("{stopped}"));
+        (died, left) = (died + met.0, left + met.1);
+    });
+    println!("{died} died, {left} left");
+    assert!(died > 0 && left > 0);
+}
+
 /// Runs this on a cluster of so many servers, of which so many may be lost, without faults.
 fn on_cluster(
     servers: usize,
@@ -366,19 +478,43 @@ fn on_cluster(
 }
 
 #[test]
-fn the_last_founder_does_not_leave() {
-    on_cluster(2, 0, |_, cluster| {
+fn the_last_founder_leaves_its_tables_to_one_that_has_joined() {
+    on_cluster(2, 0, |network, cluster| {
         let why = |rank| cluster.release_server(rank).unwrap_err().to_string();
-        assert!(why(2).contains("there is no server 2, the last one is 1"), "{}", why(2));
-        assert!(cluster.release_server(0).unwrap().is_empty(), "it has no shards");
-        assert!(why(0).contains("server 0 leaves already, or has left"), "{}", why(0));
-        let last = "server 1 is the last of the 2 that founded the cluster: one of them numbers";
-        assert!(why(1).contains(last), "{}", why(1));
         let mut client = cluster.client().unwrap();
-        let table = client.create_table(&table(0, false)).unwrap();
-        assert!(client.shards(table).unwrap().iter().all(|shard| shard.server == 1));
-        drop(client);
+        let before = client.create_table(&table(0, false)).unwrap();
+        assert!(why(2).contains("there is no server 2, the last one is 1"), "{}", why(2));
+        assert!(!cluster.release_server(0).unwrap().is_empty());
+        assert!(why(0).contains("server 0 leaves already, or has left"), "{}", why(0));
+        assert!(why(1).contains("server 1 is the only one left"), "{}", why(1));
+        let node = cluster.config().node.clone();
+        let joining = [2, 3].map(|rank| join(network, &node, rank, &mut client));
+        assert!(!cluster.release_server(1).unwrap().is_empty());
+        let mut owners = |table: Table| -> BTreeSet<usize> {
+            client.sleep(Duration::ZERO).unwrap();
+            client.shards(table).unwrap().iter().map(|shard| shard.server).collect()
+        };
+        assert!(owners(before).iter().all(|owner| *owner >= 2), "{:?}", owners(before));
+        let mut late = cluster.client().unwrap();
+        assert_eq!(late.list_tables("").unwrap().len(), 1);
+        let after = late.create_table(&table(4, false)).unwrap();
+        let pushed = late.push(after, &[3], &[2i64; WIDTH]).unwrap();
+        late.wait(pushed).unwrap();
+        let refused = late.create_table(&table(1, false)).unwrap_err().to_string();
+        assert!(refused.contains("no server is left that has founded the cluster"), "{refused}");
+        // Whoever numbers the tables leaves them to the next one.
+        let first = cluster.release_server(2).map(|moved| moved.len());
+        assert!(first.unwrap() > 0);
+        assert_eq!(late.list_tables("").unwrap().len(), 2);
+        assert_eq!(late.create_table(&table(4, false)).unwrap(), after);
+        assert_eq!(read(&mut late, after).0[3], 2);
+        late.drop_table(after).unwrap();
+        assert!(why(3).contains("server 3 is the only one left"), "{}", why(3));
+        drop((client, late));
         cluster.shutdown().unwrap();
+        for node in joining {
+            node.join().unwrap_or_else(|why| panic!("{why}"));
+        }
     });
 }
 

@@ -13,7 +13,7 @@ use super::choice::Candidate;
 use super::group::{NodeName, Recipients};
 use super::vitals::Vitals;
 use crate::error::{Error, Result};
-use crate::view::{Departed, Parting};
+use crate::view::{Departed, Event};
 use crate::worker::ServerAddress;
 
 /// The role of a node.
@@ -255,10 +255,8 @@ pub(crate) struct Changes {
     pub(crate) lost: Vec<usize>,
     /// Nodes of lost workers, by their ids in messages.
     pub(crate) workers: Vec<u32>,
-    /// Server threads that have joined since the cluster was complete, in their order.
-    pub(crate) joined: Vec<ServerAddress>,
     /// Those that leave or have left, in their order.
-    pub(crate) partings: Vec<Parting>,
+    pub(crate) events: Vec<Event>,
 }
 
 /// The scheduler's request to a node; of [`Order::Letters`] alone, to a driver.
@@ -278,11 +276,9 @@ pub(crate) enum Order {
     Lost(Loss),
     /// These server threads are lost as well, and the others go on without them. Answered at once.
     LostServers(Vec<usize>),
-    /// These server threads have joined, behind those of which it was told. Answered at once.
-    JoinedServers(Vec<ServerAddress>),
     /// These server threads leave or have left, beside those of which it was told. Answered at
     /// once.
-    LeavingServers(Vec<Parting>),
+    ServerEvents(Vec<Event>),
     /// These nodes of workers are lost so far; to servers alone. Answered at once.
     LostWorkers(Vec<u32>),
     /// The job is over.
@@ -356,10 +352,8 @@ pub(crate) enum Command {
 pub(crate) struct Heard {
     /// Server threads that are lost.
     pub(crate) lost: usize,
-    /// Those that have joined.
-    pub(crate) joined: usize,
     /// What was said of those that leave.
-    pub(crate) partings: usize,
+    pub(crate) events: usize,
 }
 
 /// What a driver that watches hears of losses.
@@ -370,12 +364,9 @@ pub(crate) struct Losses {
     /// Server threads that are lost beside those that the driver knows, in the order of their
     /// losses.
     pub(crate) servers: Vec<usize>,
-    /// Server threads that have joined beside those that the driver knows, in their order.
-    #[serde(default)]
-    pub(crate) joined: Vec<ServerAddress>,
     /// What was said of those that leave, beside what the driver knows, in its order.
     #[serde(default)]
-    pub(crate) partings: Vec<Parting>,
+    pub(crate) events: Vec<Event>,
     /// This driver's job, if it was cancelled.
     #[serde(default)]
     pub(crate) cancelled: Option<String>,
@@ -384,8 +375,8 @@ pub(crate) struct Losses {
 impl Losses {
     /// Whether there is anything in it.
     pub(crate) fn is_news(&self) -> bool {
-        let Losses { fatal, servers, joined, partings, cancelled } = self;
-        let is_empty = servers.is_empty() && joined.is_empty() && partings.is_empty();
+        let Losses { fatal, servers, events, cancelled } = self;
+        let is_empty = servers.is_empty() && events.is_empty();
         fatal.is_some() || cancelled.is_some() || !is_empty
     }
 }

@@ -152,8 +152,8 @@ impl Member {
     }
 
     /// How often it has heard of server threads that leave.
-    pub(crate) fn partings(&self) -> usize {
-        self.changes.partings.len()
+    pub(crate) fn events(&self) -> usize {
+        self.changes.events.len()
     }
 
     /// Sends the result of a task.
@@ -232,8 +232,8 @@ impl Member {
     /// As [`Member::check`].
     pub(crate) fn news(&mut self) -> Result<News> {
         self.check()?;
-        let Changes { lost, joined, partings, .. } = &self.changes;
-        Ok(News { lost: lost.clone(), joined: joined.clone(), partings: partings.clone() })
+        let Changes { lost, events, .. } = &self.changes;
+        Ok(News { lost: lost.clone(), events: events.clone() })
     }
 
     /// Sends a request to the scheduler and waits for the answer.
@@ -312,13 +312,9 @@ impl Member {
                 self.lane.answer(number, &())?;
                 self.changes.lost.extend(lost);
             }
-            Heard::Order { number, order: Order::JoinedServers(joined) } => {
+            Heard::Order { number, order: Order::ServerEvents(events) } => {
                 self.lane.answer(number, &())?;
-                self.changes.joined.extend(joined);
-            }
-            Heard::Order { number, order: Order::LeavingServers(partings) } => {
-                self.lane.answer(number, &())?;
-                self.changes.partings.extend(partings);
+                self.changes.events.extend(events);
             }
             Heard::Order { number, order: Order::LostWorkers(lost) } => {
                 self.lane.answer(number, &())?;

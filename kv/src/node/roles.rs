@@ -251,13 +251,13 @@ pub fn run_worker(
     let job = String::new();
     let mut node = WorkerNode { worker, config, rank, workers, job, task: 0, member };
     let mut jobs: HashMap<String, JobState> = HashMap::new();
-    let mut partings = 0;
+    let mut events = 0;
     loop {
-        let goes_on = |changes: &Changes| changes.partings.len() == partings;
+        let goes_on = |changes: &Changes| changes.events.len() == events;
         let next = node.member.borrow_mut().next_task(goes_on)?;
         let Some(mut task) = next else {
-            let known = std::mem::replace(&mut partings, node.member.borrow().partings());
-            if partings == known {
+            let known = std::mem::replace(&mut events, node.member.borrow().events());
+            if events == known {
                 return Ok(());
             }
             part(&mut node.worker);
@@ -550,15 +550,13 @@ fn serve_until_end(
     }
     let founders = roster.servers.iter().take(roster.founders);
     let addresses = founders.map(|server| server.address.clone()).collect();
-    let joined = roster.servers.len() - roster.founders;
-    let mut view = View { addresses, threads: roster.threads, joined, ..View::default() };
+    let mut view = View { addresses, threads: roster.threads, ..View::default() };
     let mut ended = Ended::Over;
     let mut go_on = |changes: &Changes| {
-        let Changes { lost, workers, joined, partings } = changes;
+        let Changes { lost, workers, events } = changes;
         let (lost, workers) = (lost.iter().copied(), workers.iter().copied());
-        let (lost, workers, joined) = (lost.collect(), workers.collect(), joined.len());
-        let partings = partings.clone();
-        let known = View { lost, workers, joined, partings, ..View::default() };
+        let (lost, workers, events) = (lost.collect(), workers.collect(), events.clone());
+        let known = View { lost, workers, events, ..View::default() };
         if view.join(&known) {
             started.iter().for_each(|it| drop(it.view.send(view.clone())));
         }

@@ -433,18 +433,17 @@ impl Scheduler {
         match heard {
             Heard::Answer { to, body } if to == self.watch => {
                 let losses: Losses = serde_json::from_str(&body)?;
-                let Losses { fatal, servers, joined, partings, cancelled } = losses;
+                let Losses { fatal, servers, events, cancelled } = losses;
                 self.losses.servers.extend(servers);
-                self.losses.joined.extend(joined);
-                self.losses.partings.extend(partings);
+                self.losses.events.extend(events);
                 if fatal.is_some() {
                     self.lane.outlast(Duration::ZERO); // it does not come back
                 }
                 self.losses = Losses { fatal, cancelled, ..std::mem::take(&mut self.losses) };
                 if self.losses.fatal.is_none() && self.losses.cancelled.is_none() {
-                    let Losses { servers, joined, partings, .. } = &self.losses;
-                    let (lost, joined, partings) = (servers.len(), joined.len(), partings.len());
-                    let heard = control::Heard { lost, joined, partings };
+                    let Losses { servers, events, .. } = &self.losses;
+                    let (lost, events) = (servers.len(), events.len());
+                    let heard = control::Heard { lost, events };
                     self.watch = self.lane.ask(&Command::Watch(heard))?;
                 }
             }
@@ -493,8 +492,8 @@ impl Scheduler {
     /// As [`Scheduler::check_members`].
     pub(crate) fn news(&mut self) -> Result<News> {
         self.glance()?;
-        let Losses { servers, joined, partings, .. } = &self.losses;
-        Ok(News { lost: servers.clone(), joined: joined.clone(), partings: partings.clone() })
+        let Losses { servers, events, .. } = &self.losses;
+        Ok(News { lost: servers.clone(), events: events.clone() })
     }
 
     /// Tells everybody that a server will leave the cluster; returns the places of its threads

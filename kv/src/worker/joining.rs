@@ -15,16 +15,16 @@ use super::{ServerAddress, Worker};
 use crate::error::Result;
 
 impl Worker {
-    /// Enters all server threads that have joined so far, and takes requests that came back for
-    /// them before.
-    pub(super) fn enter_joined(&mut self, joined: &[ServerAddress]) {
+    /// Enters the server threads of its view that it does not know yet, and takes requests that
+    /// came back for them before.
+    pub(super) fn enter_joined(&mut self) {
         let known = self.servers.len() - self.founders;
-        let new = joined.get(known..).unwrap_or_default();
+        let new: Vec<ServerAddress> = self.recovery.view.joined().skip(known).cloned().collect();
         if new.is_empty() {
             return;
         }
         for at in new {
-            self.servers.push(Server::new(at.clone(), None));
+            self.servers.push(Server::new(at, None));
             self.recovery.enter_joined();
         }
         for Returned { server, message, .. } in std::mem::take(&mut self.moves.early) {

@@ -19,18 +19,19 @@ use crate::error::{Error, Result};
 use crate::map::Retired;
 use crate::server::Copies;
 use crate::tracker::RequestKind;
-use crate::view::{Departed, Parting};
+use crate::view::{Departed, Event};
 
 /// Why no lane goes to a thread that has left.
 pub(super) const LEFT: &str = "it has left the cluster";
 
 impl Worker {
-    /// Enters all that was said so far of server threads that leave.
-    pub(super) fn enter_partings(&mut self, partings: &[Parting]) {
-        let known = self.recovery.view.partings.len();
-        for parting in partings.get(known..).unwrap_or_default() {
-            self.recovery.enter_parting(parting);
-            let Parting::Departed(departed) = parting else { continue };
+    /// Enters all that was said so far of servers that have joined or leave.
+    pub(super) fn enter_events(&mut self, events: &[Event]) {
+        let known = self.recovery.view.events.len();
+        for event in events.get(known..).unwrap_or_default() {
+            self.recovery.enter_event(event);
+            self.enter_joined();
+            let Event::Departed(departed) = event else { continue };
             self.moves.parting.insert(departed.thread);
             (0..self.tables.len()).for_each(|table| self.enter_handed(table, departed));
             let successor = self.recovery.view.chain(departed.thread, 0).next();
@@ -42,10 +43,10 @@ impl Worker {
 
     /// Enters into the map of a new table where threads that have left have given its shards.
     pub(super) fn enter_all_handed(&mut self, table: usize) {
-        let partings = std::mem::take(&mut self.recovery.view.partings);
-        let departed = partings.iter().filter_map(Parting::departed);
+        let events = std::mem::take(&mut self.recovery.view.events);
+        let departed = events.iter().filter_map(Event::departed);
         departed.for_each(|departed| self.enter_handed(table, departed));
-        self.recovery.view.partings = partings;
+        self.recovery.view.events = events;
     }
 
     fn enter_handed(&mut self, table: usize, departed: &Departed) {

@@ -24,7 +24,7 @@ use crate::error::Result;
 use crate::map::Placed;
 use crate::op::{BITS, Op};
 use crate::tracker::RequestKind;
-use crate::view::{Parting, View};
+use crate::view::{Event, View};
 
 /// Time between two attempts to make a lane again, and longest sleep while something is to be
 /// done.
@@ -93,14 +93,13 @@ impl Recovery {
     pub(super) fn enter_joined(&mut self) {
         self.told.push(false);
         self.retry_at.push(Duration::ZERO);
-        self.view.joined += 1;
     }
 
-    /// Enters a step of a server thread that leaves, of which servers hear before anything else.
-    pub(super) fn enter_parting(&mut self, parting: &Parting) {
-        self.view.partings.push(parting.clone());
+    /// Enters what has become of a server, of which others hear before anything else.
+    pub(super) fn enter_event(&mut self, event: &Event) {
+        self.view.events.push(event.clone());
         self.told.fill(false);
-        self.is_on |= parting.departed().is_some();
+        self.is_on |= event.departed().is_some();
         self.is_due = true;
     }
 

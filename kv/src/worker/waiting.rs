@@ -7,7 +7,7 @@ use super::recovery::RETRY;
 use super::{ServerAddress, Worker};
 use crate::error::{Error, Result};
 use crate::tracker::Timestamp;
-use crate::view::Parting;
+use crate::view::Event;
 
 /// A wait logs a warning each time this has passed.
 const WARN_AFTER: Duration = Duration::from_secs(10);
@@ -17,10 +17,8 @@ const WARN_AFTER: Duration = Duration::from_secs(10);
 pub(crate) struct News {
     /// Those that are lost so far.
     pub(crate) lost: Vec<usize>,
-    /// Those that have joined so far, in their order.
-    pub(crate) joined: Vec<ServerAddress>,
-    /// What was said so far of those that leave, in its order.
-    pub(crate) partings: Vec<Parting>,
+    /// What was said so far of those that have joined or leave, in its order.
+    pub(crate) events: Vec<Event>,
 }
 
 /// Runs now and then while no answer comes; returns the news so far. An error ends the wait.
@@ -171,9 +169,8 @@ impl Worker {
     /// Fails if a node that this process watches is lost, and the others cannot go on. Enters which
     /// server threads are lost, have joined or have left.
     pub(super) fn check_lost_nodes(&mut self) -> Result<()> {
-        let News { lost, joined, partings } = self.waits.look()?;
-        self.enter_joined(&joined);
-        self.enter_partings(&partings);
+        let News { lost, events } = self.waits.look()?;
+        self.enter_events(&events);
         lost.into_iter().for_each(|server| self.lose_server(server));
         Ok(())
     }

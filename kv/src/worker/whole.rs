@@ -47,8 +47,12 @@ impl Worker {
     /// have; returns its place here.
     fn create_at_owners(&mut self, spec: &TableSpec, range: KeyRange, text: &str) -> Result<usize> {
         let map = spec.placement.map(range, self.founders)?;
-        let first = self.first()?;
-        let created: Created = self.ask_first(RequestKind::Create, text.as_bytes())?;
+        // Others know the tables of which they have copies.
+        let first = match (self.first(), self.living().first()) {
+            (Ok(first), _) | (Err(_), Some(&first)) => first,
+            (Err(error), None) => return Err(error),
+        };
+        let created: Created = self.ask(first, RequestKind::Create, text.as_bytes())?;
         let number = created.number;
         let mut claims = Vec::new();
         if !created.is_complete || spec.replicas > 0 || self.waits.spares {
@@ -296,7 +300,10 @@ impl Worker {
 
     /// The tables of a namespace and of those within it, with their numbers.
     fn tables_within(&mut self, namespace: &str) -> Result<Vec<(u32, TableSpec)>> {
-        self.ask_survivors(|worker| worker.ask_first(RequestKind::Tables, namespace.as_bytes()))
+        self.ask_survivors(|worker| {
+            let first = worker.first()?;
+            worker.ask(first, RequestKind::Tables, namespace.as_bytes())
+        })
     }
 
     /// Asks servers about whole tables. If one is lost meanwhile and the others go on, asks those
@@ -307,9 +314,9 @@ impl Worker {
             if self.recovery.is_on {
                 self.tell_view()?;
             }
-            let heard = self.recovery.view.partings.len();
+            let heard = self.recovery.view.events.len();
             match ask(self) {
-                Err(Error::ServerLost { .. }) if self.recovery.view.partings.len() > heard => {}
+                Err(Error::ServerLost { .. }) if self.recovery.view.events.len() > heard => {}
                 // Its lane is made again, or it is lost or leaves; a watch knows which.
                 Err(Error::ServerLost { .. }) if self.goes_on() => {
                     self.recovery.is_on = true;
@@ -325,7 +332,7 @@ impl Worker {
 
     /// Whether this worker goes on without a server that is lost.
     fn goes_on(&self) -> bool {
-        (self.recovery.is_on || self.waits.is_watched()) && self.first().is_ok()
+        (self.recovery.is_on || self.waits.is_watched()) && !self.living().is_empty()
     }
 
     /// Forgets the tables of this worker's namespace, which another drops.
@@ -357,19 +364,30 @@ impl Worker {
         self.has_filters = self.tables.iter().any(|it| it.spec.has_filters());
     }
 
-    /// Asks the first server thread, which numbers the tables; returns its answer.
-    fn ask_first<T: DeserializeOwned>(&mut self, kind: RequestKind, body: &[u8]) -> Result<T> {
-        let first = self.first()?;
-        let asked = self.tell(&[first], kind, 0, body)?;
+    /// Asks a server thread; returns its answer.
+    fn ask<T: DeserializeOwned>(
+        &mut self,
+        server: usize,
+        kind: RequestKind,
+        body: &[u8],
+    ) -> Result<T> {
+        let asked = self.tell(&[server], kind, 0, body)?;
         let replies = self.wait(asked)?.replies;
-        self.read_reply(first, kind, replies.first().map_or(&[], Vec::as_slice))
+        self.read_reply(server, kind, replies.first().map_or(&[], Vec::as_slice))
     }
 
-    /// The first server thread that is neither lost nor has left. It is a founder: those that join
-    /// later do not know all tables.
+    /// The server thread that numbers the tables.
+    ///
+    /// # Errors
+    /// [`Error::NodeLost`] if there is none any more.
     pub(super) fn first(&self) -> Result<usize> {
-        let first = self.living().first().copied().filter(|first| *first < self.founders);
-        first.ok_or_else(|| self.servers[0].error())
+        let first = self.recovery.view.numberer();
+        if !self.recovery.is_gone(first) && first < self.servers.len() {
+            return Ok(first);
+        }
+        let node = self.servers.get(first).map_or_else(String::new, |it| it.at.name.clone());
+        let reason = "no other one knows all tables, so none is created or dropped any more";
+        Err(Error::NodeLost { node, reason: reason.to_owned() })
     }
 
     /// Reads a server's reply.

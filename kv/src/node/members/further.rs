@@ -17,11 +17,6 @@ impl Members {
         }
     }
 
-    /// Number of the servers of the cluster when it was complete.
-    pub(crate) fn founding_servers(&self) -> usize {
-        self.founders
-    }
-
     /// The places of a server's threads among all server threads.
     pub(crate) fn threads_of(&self, rank: usize) -> Range<usize> {
         let threads = |seat: Seat| self.seats.get(&seat).map_or(0, |it| it.threads().len());

@@ -11,7 +11,7 @@ use super::super::control::{Role, Roster};
 use super::super::members::{Member, Seat};
 use super::jobs::Jobs;
 use super::plane::Plane;
-use crate::view::{Departed, Parting};
+use crate::view::{Departed, Event};
 
 /// The vans of a server that wants to join the others, and its entry for them.
 ///
@@ -73,17 +73,12 @@ fn may_leave(plane: &Plane, rank: usize) -> Result<Vec<usize>, String> {
     if plane.members.is_lost(seat) {
         return Err(format!("server {rank} is lost, and its shards with it"));
     }
-    let founders = 0..plane.members.founding_servers();
-    let stays = |rank: usize| {
-        let seat = Seat { role: Role::Server, rank };
-        !plane.members.has_left(seat) && !plane.members.is_lost(seat)
+    let stays = |other: usize| {
+        let seat = Seat { role: Role::Server, rank: other };
+        other != rank && !plane.members.has_left(seat) && !plane.members.is_lost(seat)
     };
-    if founders.contains(&rank) && !founders.clone().any(|other| other != rank && stays(other)) {
-        return Err(format!(
-            "server {rank} is the last of the {} that founded the cluster: one of them numbers its \
-             tables, so this one cannot leave",
-            founders.len()
-        ));
+    if !(0..plane.members.size(Role::Server)).any(stays) {
+        return Err(format!("server {rank} is the only one left: have another one join before"));
     }
     Ok(plane.members.threads_of(rank).collect())
 }
@@ -99,9 +94,9 @@ pub(super) fn announce_leave(
 ) -> Result<Vec<usize>, String> {
     let threads = may_leave(plane, rank)?;
     let new = threads.iter().copied().filter(|thread| !plane.leaves(*thread));
-    let new: Vec<Parting> = new.map(Parting::Announced).collect();
+    let new: Vec<Event> = new.map(Event::Announced).collect();
     if !new.is_empty() {
-        plane.publish_partings(jobs.tasks.next_number(), new);
+        plane.publish_events(jobs.tasks.next_number(), new);
         jobs.answer_watches(plane);
     }
     Ok(threads)
@@ -118,6 +113,8 @@ pub(super) fn let_leave(
     departed: Vec<Departed>,
 ) -> Result<(), String> {
     let threads = may_leave(plane, rank)?;
+    let founding = plane.members.founding_threads();
+    let is_last = (0..founding).all(|thread| threads.contains(&thread) || !plane.stays(thread));
     if !departed.iter().map(|it| it.thread).eq(threads) {
         return Err(format!("not all threads of server {rank} own nothing"));
     }
@@ -129,8 +126,9 @@ pub(super) fn let_leave(
     let seat = Seat { role: Role::Server, rank };
     tracing::info!(node = %seat, "leaves");
     plane.members.let_leave(seat);
-    let partings = departed.into_iter().map(Parting::Departed).collect();
-    plane.publish_partings(jobs.tasks.next_number(), partings);
+    let departed = departed.into_iter().map(|it| Departed { is_last, ..it });
+    let events = departed.map(Event::Departed).collect();
+    plane.publish_events(jobs.tasks.next_number(), events);
     jobs.answer_watches(plane);
     Ok(())
 }

@@ -10,7 +10,7 @@ use super::super::group::NodeName;
 use super::super::members::{Members, Seat};
 use super::super::session::{SessionId, Speech};
 use super::sessions::Sessions;
-use crate::view::Parting;
+use crate::view::Event;
 use crate::worker::ServerAddress;
 
 /// The control plane, seen from its middle. It does no I/O: what is said is sent when it is saved.
@@ -29,10 +29,9 @@ pub(super) struct Plane {
     pub(super) lost: Option<Loss>,
     /// The server threads that are lost, in the order of their losses.
     lost_threads: Vec<usize>,
-    /// The server threads that have joined since the cluster was complete, in their order.
-    joined_threads: Vec<ServerAddress>,
-    /// The server threads that leave or have left, in their order.
-    partings: Vec<Parting>,
+    /// The servers that have joined since the cluster was complete, leave or have left, in their
+    /// order.
+    events: Vec<Event>,
 }
 
 impl Plane {
@@ -45,8 +44,7 @@ impl Plane {
             guests: BTreeMap::new(),
             lost: None,
             lost_threads: Vec::new(),
-            joined_threads: Vec::new(),
-            partings: Vec::new(),
+            events: Vec::new(),
         }
     }
 
@@ -119,36 +117,31 @@ impl Plane {
         newcomer: SessionId,
         threads: Vec<ServerAddress>,
     ) {
-        let before = [
-            Order::JoinedServers(self.joined_threads.clone()),
-            Order::LeavingServers(self.partings.clone()),
-            Order::LostServers(self.lost_threads.clone()),
-        ];
-        self.joined_threads.extend(threads.iter().cloned());
-        // The threads of all that have joined come first: others may be among them.
-        let [joined, others @ ..] = before;
-        self.order(newcomer, number, &joined);
-        self.order_all(number, &Order::JoinedServers(threads));
-        others.iter().for_each(|order| self.order(newcomer, number, order));
+        // It hears of threads before it hears that they are lost.
+        self.order(newcomer, number, &Order::ServerEvents(self.events.clone()));
+        self.publish_events(number, vec![Event::Joined(threads)]);
+        self.order(newcomer, number, &Order::LostServers(self.lost_threads.clone()));
+        self.order(newcomer, number, &Order::LostWorkers(self.members.lost_workers()));
     }
 
-    /// Tells all members how far the threads of a server are that leaves.
-    pub(super) fn publish_partings(&mut self, number: u64, partings: Vec<Parting>) {
-        self.partings.extend(partings.iter().cloned());
-        self.order_all(number, &Order::LeavingServers(partings));
+    /// Tells all members of servers that have joined, leave or have left.
+    pub(super) fn publish_events(&mut self, number: u64, events: Vec<Event>) {
+        self.events.extend(events.iter().cloned());
+        self.order_all(number, &Order::ServerEvents(events));
     }
 
     /// Whether there is a server thread at this place that is neither lost nor has left.
     pub(super) fn stays(&self, thread: usize) -> bool {
-        let has_left = |it: &Parting| it.departed().is_some_and(|it| it.thread == thread);
-        thread < self.members.founding_threads() + self.joined_threads.len()
+        let has_left = |it: &Event| it.departed().is_some_and(|it| it.thread == thread);
+        let joined: usize = self.events.iter().map(|it| it.joined().len()).sum();
+        thread < self.members.founding_threads() + joined
             && !self.lost_threads.contains(&thread)
-            && !self.partings.iter().any(has_left)
+            && !self.events.iter().any(has_left)
     }
 
     /// Whether a server thread has said that it will leave.
     pub(super) fn leaves(&self, thread: usize) -> bool {
-        self.partings.contains(&Parting::Announced(thread))
+        self.events.contains(&Event::Announced(thread))
     }
 
     /// Tells all servers which workers are lost.
@@ -160,8 +153,7 @@ impl Plane {
     /// What a driver that watches hears, which has heard of these changes before.
     pub(super) fn losses(&self, heard: Heard) -> Losses {
         let servers = self.lost_threads.get(heard.lost..).unwrap_or_default().to_vec();
-        let joined = self.joined_threads.get(heard.joined..).unwrap_or_default().to_vec();
-        let partings = self.partings.get(heard.partings..).unwrap_or_default().to_vec();
-        Losses { fatal: self.lost.clone(), servers, joined, partings, cancelled: None }
+        let events = self.events.get(heard.events..).unwrap_or_default().to_vec();
+        Losses { fatal: self.lost.clone(), servers, events, cancelled: None }
     }
 }

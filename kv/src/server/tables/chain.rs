@@ -583,7 +583,7 @@ impl Chains {
         if lane.retry_at.is_some_and(|at| now < at) {
             return false;
         }
-        let address = view.addresses.get(server).map_or("", String::as_str);
+        let address = view.address(server).unwrap_or_default();
         match endpoint.connect(address) {
             Ok(peer) => lane.peer = Some(peer),
             Err(error) => {

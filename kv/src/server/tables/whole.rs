@@ -21,6 +21,7 @@ use crate::map::{Created, Numbered, Placed};
 use crate::op::Op;
 use crate::server::answer::{ReplyTo, answer, post};
 use crate::server::shard::Request;
+use crate::table::TableSpec;
 
 impl Tables {
     /// Serves a request that is about a whole table or thread.
@@ -200,11 +201,27 @@ impl Tables {
             (0, Some(number)) => number,
             (0, None) if self.gives_numbers() => {
                 self.check_numbers()?;
+                // Nobody would begin a chain, since those that have joined only follow.
+                if self.index >= self.count && wanted.spec.replicas > 0 {
+                    let TableSpec { name, replicas, .. } = &wanted.spec;
+                    let why = format!(
+                        "table {name} cannot have {replicas} replicas: no server is left that has \
+                         founded the cluster"
+                    );
+                    return Err(why.into());
+                }
                 self.numbers.next()?
             }
             (0, None) => {
-                let why = "a table gets its number from the first server thread, not from this one";
-                return Err(why.to_owned().into());
+                self.check_numbers()?;
+                let first = self.chains.view.numberer();
+                let what = match self.chains.view.is_gone(first) {
+                    true => "which is lost, so there are no new ones",
+                    false => "not from this one",
+                };
+                return Err(
+                    format!("tables get their numbers from server thread {first}, {what}").into()
+                );
             }
             (number, _) => number,
         };
@@ -212,7 +229,7 @@ impl Tables {
         if let Some(known) = self.known.get_mut(&number) {
             known.check_same(&wanted)?;
             was_created = std::mem::replace(&mut known.is_created, true);
-            if was_created && self.chains.view.partings.is_empty() {
+            if was_created && self.chains.view.events.is_empty() {
                 return Ok(number);
             }
             wanted.elsewhere.clone_from(&known.elsewhere);
@@ -226,7 +243,7 @@ impl Tables {
         let map = map.map_err(|error| error.to_string())?;
         let replicas = wanted.spec.replicas;
         self.check_replicas(lanes, &wanted.spec)?;
-        let Tables { index, handles, histories, chains, entries, moves, .. } = self;
+        let Tables { index, count, handles, histories, chains, entries, moves, .. } = self;
         let is_own = |shard: &Placed| match replicas {
             0 => {
                 // A thread may have left since, before it could create what was placed on it.
@@ -235,7 +252,8 @@ impl Tables {
                 let creator = chains.view.creator(shard.server, number, shard.range.begin());
                 is_new && creator == Some(*index)
             }
-            _ if was_created => false,
+            // One that has joined has no copy before another thread makes it follow.
+            _ if was_created || *index >= *count => false,
             _ => chains.view.chain(shard.server, replicas).any(|thread| thread == *index),
         };
         // Another thread may have asked this one to follow before.

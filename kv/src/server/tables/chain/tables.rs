@@ -65,7 +65,7 @@ impl Tables {
 
     /// Adds what another view has; returns whether this thread did not know all of it.
     pub(in crate::server) fn join_view(&mut self, view: &View, memory: &Pool) -> bool {
-        let heard = self.chains.view.partings.len();
+        let heard = self.chains.view.events.len();
         let is_new = self.chains.view.join(view);
         self.chains.is_due |= is_new;
         self.inherit(heard, memory);
@@ -252,7 +252,7 @@ impl Tables {
             return false;
         }
         is_busy |= self.advance_models(&mut endpoint.lanes);
-        let Tables { entries, chains, index, known, moves, .. } = self;
+        let Tables { entries, chains, index, count, known, moves, .. } = self;
         for entry in entries {
             let (number, range) = (entry.number, entry.range);
             let Some(chain) = entry.chain.as_mut().filter(|chain| chain.is_whole) else { continue };
@@ -261,6 +261,12 @@ impl Tables {
                 chain.turn_to(next);
             }
             if let Some(server) = next {
+                // Whoever drops the table tells only founders, and those of which they know.
+                if server >= *count
+                    && let Some(known) = known.get_mut(&number)
+                {
+                    known.elsewhere.insert(server);
+                }
                 // That thread creates an equal copy by itself, with the table.
                 if chain.is_unused()
                     && chains.view.was_in_chain(chain.first, chain.replicas, server)
@@ -321,11 +327,9 @@ impl Tables {
         std::mem::take(&mut self.chains.broken)
     }
 
-    /// Whether this thread numbers the tables: it is the first founder that is neither lost nor has
-    /// left.
+    /// Whether this thread numbers the tables.
     pub(in crate::server::tables) fn gives_numbers(&self) -> bool {
-        let is_founder = self.index < self.count;
-        is_founder && (0..self.index).all(|thread| self.chains.view.is_gone(thread))
+        self.chains.view.numberer() == self.index
     }
 
     /// Checks that there are servers, and room on their lanes, for the copies of a table.

@@ -148,7 +148,7 @@ impl Tables {
         let (table, range) = (message.table(), message.range());
         let destination: Destination =
             serde_json::from_slice(message.values()).map_err(|error| error.to_string())?;
-        let (index, count) = (self.index, self.count + self.chains.view.joined);
+        let (index, count) = (self.index, self.count + self.chains.view.joined().count());
         let owes = self.owed.owes(table);
         let entry = self.find(table, range.begin())?;
         if destination.server == index {

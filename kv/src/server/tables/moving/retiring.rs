@@ -14,7 +14,7 @@ use caravan_van::Pool;
 use super::Gone;
 use crate::map::Retired;
 use crate::server::tables::{Known, Tables, Trouble};
-use crate::view::{Bequest, Departed, Handed, Parting, View};
+use crate::view::{Bequest, Departed, Event, Handed, View};
 
 impl Tables {
     /// Takes no shard from now on, if none is here that has to go. Another thread is to have the
@@ -51,6 +51,7 @@ impl Tables {
         let departed = Departed {
             thread: *index,
             heir,
+            is_last: false, // the scheduler says it
             gone: moves.gone.iter().filter(|_| agrees).map(handed).collect(),
             dropped: if agrees { numbers.dropped() } else { Vec::new() },
             tables: match agrees && numbers_tables {
@@ -80,9 +81,9 @@ impl Tables {
     /// Checks that this thread still says which tables there are, if it was the one to do so.
     ///
     /// # Errors
-    /// If it leaves: another one will.
+    /// If it leaves or has left: another one will.
     pub(in crate::server) fn check_numbers(&self) -> Result<(), Trouble> {
-        match self.moves.is_retired && self.gives_numbers() {
+        match self.moves.is_retired {
             true => Err(Trouble::Lost),
             false => Ok(()),
         }
@@ -96,9 +97,8 @@ impl Tables {
     /// Enters the tables of threads that have left, from this step of the view on: this thread may
     /// come to number them.
     pub(in crate::server::tables) fn inherit(&mut self, first: usize, memory: &Pool) {
-        let is_founder = self.index < self.count;
         let Tables { chains, numbers, known, .. } = self;
-        let new = chains.view.partings[first..].iter().filter_map(Parting::departed);
+        let new = chains.view.events[first..].iter().filter_map(Event::departed);
         for Departed { thread, dropped, tables, .. } in new {
             let mut inherit = || {
                 for (first, last) in dropped {
@@ -108,7 +108,7 @@ impl Tables {
                 known.retain(|number, known| known.is_created || !numbers.is_dropped(*number));
                 for (number, Bequest { table, is_complete }) in tables {
                     numbers.note(*number);
-                    if !is_founder || numbers.is_dropped(*number) {
+                    if numbers.is_dropped(*number) {
                         continue;
                     }
                     if !known.contains_key(number) {
