@@ -1,7 +1,8 @@
 //! Goal: a server that is started by hand joins a running cluster and takes shards under load, and
-//! ends with it, or leaves it before.
+//! ends with it, or leaves it before; or it gets the copies of one that is killed.
 //! Method: nodes and commands are processes over TCP; a driver pushes while `caravan rebalance`
-//! moves shards to the process that has joined, or has it leave, and counts what it has pushed.
+//! moves shards to the process that has joined, or has it leave, or another one is killed, and
+//! counts what it has pushed.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 #![cfg(target_os = "linux")]
@@ -12,9 +13,12 @@ use std::io::Read;
 use std::process::{Child, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use caravan_kv::{Cluster, Placement, Table, TableSpec, ValueType, Worker};
+use caravan_kv::server::Copies;
+use caravan_kv::{
+    Cluster, ClusterConfig, NodeConfig, Placement, Table, TableSpec, ValueType, Van, Worker,
+};
 use caravan_van::KeyRange;
-use support::{PATIENCE, ended, launch_over_tcp, of_cluster, rows_in, text};
+use support::{PATIENCE, ended, launch, launch_over_tcp, of_cluster, rows_in, signal, text};
 
 const KEYS: u64 = 10_000;
 
@@ -40,9 +44,10 @@ struct Pushes {
 }
 
 impl Pushes {
-    fn to(mut client: Worker, shards: u32) -> Pushes {
+    /// With so many shards on each thread, and so many copies of each.
+    fn to(mut client: Worker, shards: u32, replicas: u32) -> Pushes {
         let range = KeyRange::new(0, KEYS).unwrap();
-        let spec = TableSpec::new(1, "rows", ValueType::I64, 8).keys(range);
+        let spec = TableSpec::new(1, "rows", ValueType::I64, 8).keys(range).replicas(replicas);
         let table = client.create_table(&spec.placement(Placement::Even(shards))).unwrap();
         let ones = vec![1; 8 * KEYS as usize];
         Pushes { client, table, keys: (0..KEYS).collect(), ones, pushed: 0 }
@@ -83,6 +88,15 @@ impl Pushes {
     }
 }
 
+/// The process of the server of this rank.
+fn pid_of(cluster: &Cluster, rank: usize) -> u32 {
+    let top = of_cluster(cluster, "top --once --json --interval 0.1").output().unwrap();
+    let is_it = |row: &serde_json::Value| row["role"] == "server" && row["rank"] == rank;
+    let rows = rows_in(&top);
+    let row = rows.iter().find(|row| is_it(row)).unwrap_or_else(|| panic!("{rows:?}"));
+    u32::try_from(row["pid"].as_u64().unwrap()).unwrap()
+}
+
 /// The number of servers that are there.
 fn servers_of(cluster: &Cluster) -> usize {
     let top = of_cluster(cluster, "top --once --json --interval 0.1").output().unwrap();
@@ -92,7 +106,7 @@ fn servers_of(cluster: &Cluster) -> usize {
 #[test]
 fn a_server_joins_and_takes_shards_under_load() {
     let (cluster, client) = launch_over_tcp(2);
-    let mut pushes = Pushes::to(client, 3);
+    let mut pushes = Pushes::to(client, 3, 0);
     pushes.push(1);
     let mut joins = join(&cluster, "server --join --van tcp", &mut pushes.client);
     let rows = rows_in(&pushes.while_it_runs(&cluster, "rebalance --json"));
@@ -112,7 +126,7 @@ fn a_server_joins_and_takes_shards_under_load() {
 #[test]
 fn servers_leave_under_load() {
     let (cluster, client) = launch_over_tcp(2);
-    let mut pushes = Pushes::to(client, 3);
+    let mut pushes = Pushes::to(client, 3, 0);
     let mut first = join(&cluster, "server --join --van tcp --threads 2", &mut pushes.client);
     let mut second = join(&cluster, "server --join --van tcp", &mut pushes.client);
     assert!(rows_in(&pushes.while_it_runs(&cluster, "rebalance --json")).len() >= 3);
@@ -142,8 +156,40 @@ fn servers_leave_under_load() {
     pushes.check();
     let output = of_cluster(&cluster, "rebalance --leave 1").output().unwrap();
     assert_eq!(output.status.code(), Some(1));
-    let last = "server 1 is the last of the 2 that founded the cluster";
+    let last = "server 1 is the only one left";
     assert!(text(&output.stderr).contains(last), "{}", text(&output.stderr));
     drop(pushes);
     cluster.shutdown().unwrap();
+}
+
+/// Servers are killed one after the other, and each time another one joins before, until none is
+/// left of those that have founded the cluster.
+#[test]
+fn servers_that_are_killed_are_replaced() {
+    const KILLED: usize = 3;
+    const THREADS: usize = 2;
+    let node = NodeConfig { van: Van::Tcp, server_losses_max: KILLED, ..NodeConfig::default() };
+    let config = ClusterConfig { servers: 2, threads: THREADS, workers: 1, node };
+    let cluster = launch(&config);
+    let mut pushes = Pushes::to(cluster.client().unwrap(), 1, 1);
+    let mut joined = Vec::new();
+    for rank in 0..KILLED {
+        pushes.push(10);
+        joined.push(join(&cluster, "server --join --van tcp --threads 2", &mut pushes.client));
+        let began = Instant::now();
+        let whole = Copies { lost: rank * THREADS, missing: 0, coming: 0 };
+        while pushes.client.copies().unwrap() != whole {
+            pushes.push(1);
+            assert!(began.elapsed() < PATIENCE, "{:?}", pushes.client.copies());
+        }
+        signal("KILL", pid_of(&cluster, rank));
+        pushes.push(10);
+    }
+    pushes.check();
+    assert!(pushes.owners().iter().all(|thread| *thread >= 2 * THREADS), "{:?}", pushes.owners());
+    drop(pushes);
+    cluster.shutdown().unwrap();
+    for mut joined in joined.into_iter().skip(1) {
+        assert!(ended(&mut joined, PATIENCE).success());
+    }
 }
