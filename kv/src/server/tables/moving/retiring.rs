@@ -83,7 +83,8 @@ impl Tables {
     /// # Errors
     /// If it leaves or has left: another one will.
     pub(in crate::server) fn check_numbers(&self) -> Result<(), Trouble> {
-        match self.moves.is_retired {
+        let is_asked = self.gives_numbers() || self.chains.view.is_gone(self.index);
+        match self.moves.is_retired && is_asked {
             true => Err(Trouble::Lost),
             false => Ok(()),
         }
