@@ -50,7 +50,7 @@ impl Row for Saved<'_> {
 pub(crate) fn run(common: &Common, command: &CheckpointCommand) -> Result<()> {
     match command {
         CheckpointCommand::Create(args) => {
-            let mut checkpoints = open(&args.folder)?;
+            let mut checkpoints = open(&args.folder)?.at_clock(args.clock);
             let number = with_client(common, |client| {
                 let tables = client.list_tables(&args.namespace)?;
                 ensure!(!tables.is_empty(), "no table is in namespace {:?}", args.namespace);

@@ -54,7 +54,7 @@ pub fn export_table(
 ) -> Result<u64> {
     let mut written = RowWriter::new(spec, format)?;
     let table = worker.create_table(spec)?;
-    worker.cut(&[table])?;
+    worker.cut(&[table], None)?;
     let shown = if spec.width == 0 { usize::MAX } else { spec.row_bytes() };
     let mut rows = 0;
     for shard in 0..worker.shards(table)?.len() {

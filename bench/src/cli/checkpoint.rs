@@ -53,6 +53,10 @@ pub(crate) struct CreateCheckpoint {
     /// rows if there is none
     #[arg(long)]
     pub(crate) incremental: bool,
+    /// Waits until all workers of tables with a consistency model have come to this iteration: all
+    /// pushes of those before are there, and under BSP no other
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) clock: Option<u64>,
 }
 
 /// Checkpoints of a folder that are not needed any more.

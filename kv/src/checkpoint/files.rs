@@ -29,6 +29,8 @@ const PARTIAL: &str = ".partial";
 #[derive(Debug)]
 pub struct Checkpoints<D> {
     disk: D,
+    /// The iteration of which they are to be.
+    clock: Option<u64>,
 }
 
 /// A shard that is being written.
@@ -49,7 +51,18 @@ impl Writing {
 impl<D: Disk> Checkpoints<D> {
     /// Those on this disk.
     pub fn new(disk: D) -> Self {
-        Checkpoints { disk }
+        Checkpoints { disk, clock: None }
+    }
+
+    /// Has those that are written from now on wait until all workers of tables with a [consistency
+    /// model](crate::consistency) have come to iteration `clock`, if one is given: they have all
+    /// pushes of the iterations before, and under BSP no other, on all servers. Tables without a
+    /// model, or with one that all workers have left, are taken at once.
+    ///
+    /// Writing one fails if an iteration is over, and if a table with a model has copies.
+    #[must_use]
+    pub fn at_clock(self, clock: Option<u64>) -> Self {
+        Checkpoints { clock, ..self }
     }
 
     /// The disk.
@@ -152,7 +165,7 @@ impl<D: Disk> Checkpoints<D> {
         let number = self.next_number()?;
         let tables = specs.iter().map(|spec| worker.create_table(spec));
         let tables = tables.collect::<Result<Vec<_>>>()?;
-        worker.cut(&tables)?;
+        worker.cut(&tables, self.clock)?;
         let mut saved = Vec::new();
         for (at, (spec, table)) in specs.iter().zip(&tables).enumerate() {
             let name = format!("{number}.{at}");

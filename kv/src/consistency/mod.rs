@@ -69,6 +69,13 @@ pub struct Access<'a> {
     pub keys: &'a [u64],
 }
 
+impl Access<'_> {
+    /// Whether it touches rows. What does not is a checkpoint: it waits for the clocks alone.
+    pub fn touches(&self) -> bool {
+        self.reads || self.writes
+    }
+}
+
 /// What a controller says of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {

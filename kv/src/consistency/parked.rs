@@ -67,7 +67,15 @@ impl<T> Parked<T> {
                 self.at += 1;
                 continue;
             }
-            match controller.admit(&access(&held.request)) {
+            let access = access(&held.request);
+            let verdict = match access.touches() {
+                true => controller.admit(&access),
+                false if controller.members().slowest() < access.clock => {
+                    Verdict::Park(Blocker::Slowest(access.clock))
+                }
+                false => Verdict::Admit,
+            };
+            match verdict {
                 Verdict::Park(blocker) => {
                     held.blocker = Some(blocker);
                     self.at += 1;

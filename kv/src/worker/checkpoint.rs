@@ -7,14 +7,15 @@ use crate::slicer;
 use crate::tracker::{RequestKind, Timestamp};
 
 impl Worker {
-    /// Has each shard of these tables keep its rows as they are, from between two requests on.
-    pub(crate) fn cut(&mut self, tables: &[Table]) -> Result<()> {
+    /// Has each shard of these tables keep its rows as they are, from between two requests on; or
+    /// from the moment when all workers have come to iteration `clock`.
+    pub(crate) fn cut(&mut self, tables: &[Table], clock: Option<u64>) -> Result<()> {
         let mut cuts = Vec::new();
         for table in tables {
             let shards = 0..self.known(*table)?.map.shards().len();
             let body = Wish::Cut.body(&[]);
             let kind = RequestKind::Checkpoint;
-            cuts.push(self.request_shards(kind, *table, shards, self.clock, &body)?);
+            cuts.push(self.request_shards(kind, *table, shards, clock.unwrap_or(0), &body)?);
         }
         cuts.into_iter().try_for_each(|cut| self.wait(cut).map(drop))
     }

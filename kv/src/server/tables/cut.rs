@@ -1,7 +1,8 @@
 //! A shard's rows as they were at one moment, read by a client while pushes go on.
 //!
 //! The client cuts the shard, between two requests, and then asks for its rows a piece at a time,
-//! in the order of their keys. Before a push changes rows that were not read yet, they are kept
+//! in the order of their keys. A cut may wait until all workers of a table with a consistency model
+//! have come to an iteration. Before a push changes rows that were not read yet, they are kept
 //! aside as they were. So the shard stands still for nobody, and only changed rows take memory
 //! twice. A shard that is being read does not move.
 //!
@@ -177,6 +178,20 @@ impl Tables {
             entry.check_keys(&Piece::decode(body)?.rows.keys)?;
         }
         let has_copies = entry.chain.is_some();
+        if matches!(wish, Wish::Cut)
+            && message.clock() > 0
+            && let Some(governor) = &entry.governor
+        {
+            let name = &entry.spec.name;
+            if has_copies {
+                let why = "it has copies, so a checkpoint of it cannot wait for an iteration";
+                return Err(format!("table {name}: {why}").into());
+            }
+            let reached = governor.reaches(message.clock());
+            if let Some(blocker) = reached.map_err(|why| format!("table {name}: {why}"))? {
+                return Ok(Step::Govern(blocker));
+            }
+        }
         match wish {
             // All copies take them.
             Wish::Put if has_copies => {

@@ -338,6 +338,21 @@ impl Governor {
         applied.max(members.slowest() - 1)
     }
 
+    /// What a checkpoint has to wait for that is to be as of iteration `clock`.
+    ///
+    /// # Errors
+    /// If that iteration is over.
+    pub(super) fn reaches(&self, clock: u64) -> Result<Option<Blocker>, String> {
+        match self.controller.members().slowest() {
+            u64::MAX => Ok(None), // all have left
+            slowest if slowest > clock => Err(format!(
+                "all workers are in iteration {slowest} already, so that iteration {clock} is over"
+            )),
+            slowest if slowest < clock => Ok(Some(Blocker::Slowest(clock))),
+            _ => Ok(None),
+        }
+    }
+
     /// Charges for what a request of `keys` keys may add to the controller.
     fn charge(&mut self, keys: usize) -> Result<(), String> {
         let spans = self.applied.as_ref().map_or(0, VectorClock::len);
@@ -381,12 +396,13 @@ impl Governor {
             let table = waiting.message.table();
             // One that has waited may have been repeated meanwhile.
             let turned = turn(verdict).and_then(|turned| match turned {
+                _ if !waiting.access().touches() => Ok(Turn::Now),
                 Turn::Now if self.is_applied(&waiting.access())? => Ok(Turn::Repeated),
                 turned => Ok(turned),
             });
             let answered = match (turned, waiting.peer) {
                 (Ok(Turn::Now), _) => {
-                    if let Some(history) = &mut self.history {
+                    if let (Some(history), true) = (&mut self.history, waiting.access().touches()) {
                         history.executed(&waiting.access());
                     }
                     return Ok(Some(waiting));
@@ -428,9 +444,11 @@ impl Governor {
     fn has_to_wait(&self, announced: &Announced) -> bool {
         let Announced { worker, clock, .. } = *announced;
         self.parked.any(|waiting| {
+            let access = waiting.access();
             waiting.worker == worker
                 && waiting.message.clock() < clock
-                && self.controller.precedes_clock(&waiting.access())
+                && access.touches()
+                && self.controller.precedes_clock(&access)
         })
     }
 
