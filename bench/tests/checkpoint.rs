@@ -13,7 +13,8 @@ use std::path::Path;
 use std::process::{Output, Stdio};
 use std::time::Duration;
 
-use caravan_kv::{Cluster, ClusterConfig, Table, TableSpec, ValueType, Worker};
+use caravan_kv::consistency::Model;
+use caravan_kv::{Cluster, ClusterConfig, Table, TableSpec, Timestamp, ValueType, Worker};
 use caravan_van::KeyRange;
 use support::{PATIENCE, ended, folder, of_cluster, rows_in, text};
 
@@ -28,12 +29,22 @@ fn spec() -> TableSpec {
     TableSpec::new(3, "weights", ValueType::I64, 2).keys(KeyRange::new(0, KEYS).unwrap())
 }
 
-/// Pushes its number to each key.
-fn push(client: &mut Worker, table: Table) {
+/// Begins to push its number to each key.
+fn begin_push(client: &mut Worker, table: Table) -> Timestamp {
     let keys: Vec<u64> = (0..KEYS).collect();
     let values: Vec<i64> = keys.iter().flat_map(|key| [*key as i64, 1]).collect();
-    let pushed = client.push(table, &keys, &values).unwrap();
+    client.push(table, &keys, &values).unwrap()
+}
+
+/// Pushes its number to each key.
+fn push(client: &mut Worker, table: Table) {
+    let pushed = begin_push(client, table);
     client.wait(pushed).unwrap();
+}
+
+/// The lines of an export when all keys have been pushed to so often.
+fn lines(times: u64) -> String {
+    (0..KEYS).map(|key| format!("{key} {} {times}\n", key * times)).collect()
 }
 
 fn run(cluster: &Cluster, line: &str, folder: &Path) -> Output {
@@ -74,8 +85,7 @@ fn a_checkpoint_comes_back_on_other_numbers_of_servers() {
     assert_eq!((listed.len(), &listed[1]), (2, created), "{listed:?}");
     let first = done(&cluster, "checkpoint export DIR --table 3 --number 1", &folder);
     let second = done(&cluster, "checkpoint export DIR --table 3", &folder);
-    let lines = |times: u64| (0..KEYS).map(move |key| format!("{key} {} {times}\n", key * times));
-    assert!(first == lines(1).collect::<String>() && second == lines(2).collect::<String>());
+    assert!(first == lines(1) && second == lines(2));
     let unknown = failed(&cluster, "checkpoint export DIR --table 4", &folder);
     assert!(unknown.contains("checkpoint 2 has no table 4"), "{unknown}");
     let there = failed(&cluster, "checkpoint restore DIR", &folder);
@@ -98,6 +108,31 @@ fn a_checkpoint_comes_back_on_other_numbers_of_servers() {
     let output = support::caravan(&verify).output().unwrap();
     let said = text(&output.stderr);
     assert!(output.status.code() == Some(1) && said.contains("2.0.1.rows"), "{said}");
+}
+
+/// A checkpoint of an iteration waits until the workers have come to it, and for nothing else.
+#[test]
+fn a_checkpoint_waits_for_an_iteration() {
+    let folder = folder("iterations");
+    let cluster = launch(2);
+    let mut client = cluster.client().unwrap();
+    let table = client.create_table(&spec().consistency(Model::Bsp, 1)).unwrap();
+    client.join(table).unwrap();
+    let line = format!("checkpoint create {} --clock 3", folder.display());
+    let mut create = of_cluster(&cluster, &line).stdout(Stdio::null()).spawn().unwrap();
+    for iteration in 1..=4 {
+        if iteration == 3 {
+            assert!(ended(&mut create, PATIENCE).success());
+        }
+        let pushed = begin_push(&mut client, table);
+        let advanced = client.advance(table).unwrap();
+        [pushed, advanced].into_iter().for_each(|it| drop(client.wait(it).unwrap()));
+    }
+    assert!(done(&cluster, "checkpoint export DIR --table 3", &folder) == lines(2));
+    let over = failed(&cluster, "checkpoint create DIR --clock 3", &folder);
+    assert!(over.contains("in iteration 5 already, so that iteration 3 is over"), "{over}");
+    drop(client);
+    cluster.shutdown().unwrap();
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! Goal: 1 GiB of rows moves from one server process to another under load: no push fails or is
-//! lost, and servers write hardly more than the rows.
+//! Goal: 1 GiB of rows moves from one server process to another under load, or is written to a
+//! checkpoint: no push fails or is lost, and servers write hardly more than the rows.
 //! Method: `caravan rebalance` drains one of two server processes over TCP, or has it leave for one
 //! that has joined, while a worker pushes a row every millisecond. The kernel says how many bytes
 //! the servers wrote in all: rows, forwarded pushes and answers. Latencies are printed beside those
@@ -107,9 +107,33 @@ fn a_server_with_a_gibibyte_leaves_under_load_for_one_that_has_joined() {
     move_all(true);
 }
 
-/// Has server 0 drained; or has another one join and it leave.
-fn move_all(leaves: bool) {
-    let (cluster, mut worker) = launch_over_tcp(2);
+#[test]
+#[ignore = "it takes a minute and 4 GiB of memory"]
+fn a_gibibyte_is_written_to_a_checkpoint_under_load() {
+    let (cluster, mut worker) = launch_over_tcp(1);
+    let table = fill(&mut worker);
+    let mut pushed = vec![0; KEYS as usize];
+    let until = Instant::now() + Duration::from_secs(3);
+    let quiet = load(&mut worker, table, &mut pushed, || Instant::now() > until);
+    let folder = format!("/dev/shm/caravan-checkpoint-{}", std::process::id());
+    let began = Instant::now();
+    let mut create = of_cluster(&cluster, &format!("checkpoint create {folder} --json"));
+    let mut create = create.stdout(Stdio::piped()).spawn().unwrap();
+    let busy = load(&mut worker, table, &mut pushed, || create.try_wait().unwrap().is_some());
+    let seconds = began.elapsed().as_secs_f64();
+    let output = create.wait_with_output().unwrap();
+    let verified = of_cluster(&cluster, &format!("checkpoint verify {folder}")).output().unwrap();
+    std::fs::remove_dir_all(folder).unwrap();
+    assert!(output.status.success() && verified.status.success(), "{}", text(&verified.stderr));
+    say("quiet", &quiet);
+    say("while it is written", &busy);
+    println!("written in {seconds:.1} s: {:.2} GB/s", ROW_BYTES as f64 / seconds / 1e9);
+    drop(worker);
+    cluster.shutdown().unwrap();
+}
+
+/// A table at server 0, in several shards, with [`values`] in its rows.
+fn fill(worker: &mut Worker) -> Table {
     let shards = (0..SHARDS).map(|shard| (shard * KEYS / SHARDS, 0)).collect();
     let spec = TableSpec::new(1, "rows", ValueType::F32, WIDTH as u32)
         .keys(KeyRange::new(0, KEYS).unwrap())
@@ -119,6 +143,13 @@ fn move_all(leaves: bool) {
         let push = worker.push(table, &keys, &values(block)).unwrap();
         worker.wait(push).unwrap();
     }
+    table
+}
+
+/// Has server 0 drained; or has another one join and it leave.
+fn move_all(leaves: bool) {
+    let (cluster, mut worker) = launch_over_tcp(2);
+    let table = fill(&mut worker);
     let mut pushed = vec![0; KEYS as usize];
     let until = Instant::now() + Duration::from_secs(3);
     let quiet = load(&mut worker, table, &mut pushed, || Instant::now() > until);
