@@ -155,6 +155,17 @@ impl At {
     }
 }
 
+/// Cuts two nodes off from each other, or one of them from the other.
+fn cut(network: &Network, draws: &mut Draws, ends: [String; 2]) {
+    let lasts = Duration::from_millis(5 + draws.below(10));
+    let [one, other] = &ends;
+    match draws.below(4) {
+        0 => network.cut_one_way(one, other, lasts),
+        1 => network.cut_one_way(other, one, lasts),
+        _ => network.cut(one, other, lasts),
+    }
+}
+
 /// Brings faults about; `losses` servers may be lost at once. Returns what they were at.
 fn act(
     network: &Network,
@@ -192,11 +203,10 @@ fn act(
             Fault::Nothing => {}
             Fault::CutWorker => {
                 let worker = format!("worker {}", draws.below(workers));
-                network.cut(&worker, &name, Duration::from_millis(5 + draws.below(10)));
+                cut(network, draws, [worker, name]);
             }
             Fault::CutServers => {
-                let other = format!("server {}", (server + 1) % servers);
-                network.cut(&other, &name, Duration::from_millis(5 + draws.below(10)));
+                cut(network, draws, [format!("server {}", (server + 1) % servers), name]);
             }
             Fault::Crash | Fault::Pause if lost.contains(&server) => {}
             Fault::Crash | Fault::Again => {
@@ -246,6 +256,9 @@ fn run(seed: u64) -> (Fault, ChainCounters, Vec<At>) {
         network.spawn("fate", move |network| {
             oracle.wait_for_workers(network, workers);
             let sizes = [servers as u64, workers, u64::from(replicas)];
+            if seed % 4 < 2 {
+                network.skew(&format!("server {}", seed % sizes[0]), 1.05);
+            }
             act(network, &oracle, fault, sizes, &mut draws)
         })
     };

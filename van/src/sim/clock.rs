@@ -24,6 +24,9 @@ pub(super) const MAIN: usize = 0;
 /// Shortest wait, so that time passes even for a node that spins on `wait(0)`.
 pub(super) const WAIT_MIN: Duration = Duration::from_micros(1);
 
+/// Longer waits have no end.
+const FOREVER: Duration = Duration::from_secs(1 << 40);
+
 /// Empty polls in a row, without a wait, after which a node is assumed to spin forever: polls take
 /// no simulated time.
 const IDLE_POLLS_MAX: u64 = 10_000_000;
@@ -63,6 +66,8 @@ struct Participant {
     /// The participant whose machine it runs on: itself, or the node that it is a thread of.
     machine: usize,
     pace: Pace,
+    /// The clock of its machine, if it is the first there.
+    hands: Hands,
     card: Card,
     /// Parked while others run; known from its first turn on.
     thread: Option<Thread>,
@@ -247,6 +252,30 @@ fn pass_turn(mut core: MutexGuard<'_, Core>) {
 impl Core {
     pub(super) fn now(&self) -> Duration {
         self.now
+    }
+
+    /// The time on the clock of the running participant's machine.
+    pub(super) fn local_now(&self) -> Duration {
+        self.hands().at(self.now)
+    }
+
+    /// How long a time on that clock takes.
+    pub(super) fn lasts(&self, time: Duration) -> Duration {
+        self.hands().lasts(time)
+    }
+
+    fn hands(&self) -> &Hands {
+        &self.participants[self.participants[self.running].machine].hands
+    }
+
+    /// Has the clock of the node called `name` run `rate` times as fast from now on. False if there
+    /// is no such node.
+    pub(super) fn skew(&mut self, name: &str, rate: f64) -> bool {
+        let Some(id) = self.living(name) else { return false };
+        let machine = self.participants[id].machine;
+        let hands = &mut self.participants[machine].hands;
+        *hands = Hands { set_at: self.now, showed: hands.at(self.now), rate };
+        true
     }
 
     pub(super) fn trace(&self) -> u64 {
@@ -453,12 +482,45 @@ impl Core {
     }
 }
 
+/// A clock that may run too fast or too slow.
+struct Hands {
+    /// When it was set last, what it showed then, and how much faster than time it runs since.
+    set_at: Duration,
+    showed: Duration,
+    rate: f64,
+}
+
+impl Default for Hands {
+    fn default() -> Self {
+        Hands { set_at: Duration::ZERO, showed: Duration::ZERO, rate: 1.0 }
+    }
+}
+
+impl Hands {
+    fn at(&self, now: Duration) -> Duration {
+        let since = now.saturating_sub(self.set_at);
+        self.showed + if self.is_right() { since } else { since.mul_f64(self.rate) }
+    }
+
+    fn lasts(&self, time: Duration) -> Duration {
+        match self.is_right() || time >= FOREVER {
+            true => time,
+            false => time.div_f64(self.rate),
+        }
+    }
+
+    fn is_right(&self) -> bool {
+        self.rate.to_bits() == 1.0_f64.to_bits()
+    }
+}
+
 impl Participant {
     fn new(name: &str, machine: usize, pace: Pace, stop: Option<Stopped>) -> Participant {
         Participant {
             name: name.to_owned(),
             machine,
             pace,
+            hands: Hands::default(),
             card: Card::default(),
             thread: None,
             activity: Activity::Running,

@@ -255,7 +255,22 @@ impl Network {
     /// afterwards; if they would wait longer than [`Faults::detection`], both nodes see each other
     /// lost instead. Nodes that do not send notice nothing.
     pub fn cut(&self, one: &str, other: &str, duration: Duration) {
-        self.world.lock().cut(one, other, duration);
+        self.cut_one_way(one, other, duration);
+        self.cut_one_way(other, one, duration);
+    }
+
+    /// As [`Network::cut`], for what one node sends to another; what that one sends arrives.
+    pub fn cut_one_way(&self, from: &str, to: &str, duration: Duration) {
+        self.world.lock().cut(from, to, duration);
+    }
+
+    /// Has the clock of a node run `rate` times as fast from now on.
+    ///
+    /// # Panics
+    /// If no node of that name runs.
+    pub fn skew(&self, name: &str, rate: f64) {
+        let is_skewed = self.world.lock().skew(name, rate);
+        assert!(is_skewed, "cannot skew the clock of {name}: no such node runs");
     }
 
     /// Makes the wire between two nodes `factor` times as slow, in both directions: packets take so

@@ -60,12 +60,12 @@ enum Found {
     Lost(Error),
 }
 
-/// The time of a node, which is the network's.
+/// The time of a node, as its clock shows it.
 struct NodeTime(Arc<World>);
 
 impl SimulatedTime for NodeTime {
     fn now(&self) -> Duration {
-        self.0.lock().now()
+        self.0.lock().local_now()
     }
 
     fn charge(&self, work: Duration) -> Result<()> {
@@ -430,6 +430,7 @@ impl Transport for SimTransport {
         }
         let depth = self.about.limits.queue_depth;
         let room_at = self.lanes.values().filter_map(|lane| lane.room_at(depth)).min();
+        let timeout = core.lasts(timeout);
         let until_room = room_at.map_or(timeout, |at| at.saturating_sub(core.now()));
         self.counters.sleeps += 1;
         let timeout = timeout.min(until_room).max(WAIT_MIN);

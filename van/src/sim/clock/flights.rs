@@ -42,9 +42,10 @@ pub(super) struct Flight {
     card: Option<Duration>,
 }
 
-/// No packets pass between two nodes until an instant.
+/// No packets pass from one node to another until an instant.
 pub(super) struct Cut {
-    between: [String; 2],
+    from: String,
+    to: String,
     until: Duration,
 }
 
@@ -60,10 +61,10 @@ impl Core {
         self.slow_wires.push(SlowWire { between: [one.to_owned(), other.to_owned()], factor });
     }
 
-    /// Holds back packets between two nodes for `duration`.
-    pub(in crate::sim) fn cut(&mut self, one: &str, other: &str, duration: Duration) {
+    /// Holds back packets from one node to another for `duration`.
+    pub(in crate::sim) fn cut(&mut self, from: &str, to: &str, duration: Duration) {
         let until = self.now.saturating_add(duration);
-        self.cuts.push(Cut { between: [one.to_owned(), other.to_owned()], until });
+        self.cuts.push(Cut { from: from.to_owned(), to: to.to_owned(), until });
     }
 
     /// Opens a port for the running participant. One that takes over the address of another port is
@@ -167,8 +168,7 @@ impl Core {
         let Some(to) = self.ports.get(to.port as usize) else { return Duration::ZERO };
         let from = self.machine_of(self.ports[from.port as usize].owner);
         let to = self.machine_of(to.owner);
-        let between =
-            |cut: &&Cut| from != to && cut.between.contains(from) && cut.between.contains(to);
+        let between = |cut: &&Cut| from != to && cut.from == *from && cut.to == *to;
         self.cuts.iter().filter(between).map(|cut| cut.until).max().unwrap_or_default()
     }
 

@@ -71,6 +71,55 @@ fn threads_of_a_node_share_its_fate() {
     assert!(cut.len() == 4 && cut[1].1 == cut[2].1, "{cut:?}");
 }
 
+#[test]
+fn a_cut_of_one_way_holds_nothing_back_on_the_other() {
+    let heard = |from: &'static str, to: &'static str| {
+        let network = Network::new(1, Faults { detection: SECOND * 2, ..Faults::none() });
+        let mut a = van(&network, 0);
+        let _talker = network.spawn("talker", move |network| {
+            let mut van = van(network, 1);
+            let peer = van.connect("sim:0").unwrap();
+            next(&mut van);
+            network.cut_one_way(from, to, SECOND);
+            let extra = frame(&van, &[1]);
+            van.post_send(peer, extra.into()).unwrap();
+            poll(&mut van);
+            network.sleep(SECOND * 3);
+        });
+        assert!(matches!(next(&mut a), Event::Connected { .. }));
+        assert!(matches!(next(&mut a), Event::Received { .. }));
+        network.now()
+    };
+    let [held, free] = [heard("talker", "main"), heard("main", "talker")];
+    assert!(held >= SECOND && free < SECOND, "{held:?} {free:?}");
+}
+
+#[test]
+fn a_fast_clock_shows_more_time_and_waits_less() {
+    let network = Network::new(1, Faults::none());
+    let node = network.spawn("node", |network| {
+        let mut van = van(network, 0);
+        let clock = van.about().clock.clone();
+        network.sleep(SECOND);
+        assert_eq!(clock.now(), network.now());
+        network.skew("node", 1.05);
+        let (began, at) = (clock.now(), network.now());
+        assert_eq!(began, at);
+        network.sleep(SECOND * 20);
+        assert_eq!(clock.now() - began, SECOND * 21);
+        let at = network.now();
+        van.wait(SECOND * 21).unwrap();
+        assert_eq!(network.now() - at, SECOND * 20);
+        van.wait(Duration::from_micros(1)).unwrap();
+        network.skew("node", 1.0);
+        let (shown, at) = (clock.now(), network.now());
+        network.sleep(SECOND);
+        assert_eq!((clock.now() - shown, network.now() - at), (SECOND, SECOND));
+        network.now()
+    });
+    assert!(node.join().unwrap_or_else(|stopped| panic!("{stopped}")) > SECOND);
+}
+
 /// A wire of 1 MB/s carries 10 kB; returns how long after the begin they arrive.
 fn arrives_after(slow: impl Fn(&Network)) -> Duration {
     let bytes_per_second = NonZeroU64::new(1_000_000);
