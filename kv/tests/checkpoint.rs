@@ -307,6 +307,73 @@ fn a_writer_that_dies_leaves_the_old_checkpoint_or_the_new_one() {
     assert!([olds, news].as_flattened().iter().all(|count| *count > 0), "{olds:?} {news:?}");
 }
 
+/// A disk that is full, or has a place that cannot be read, fails what needs it, by the name of the
+/// file. What was there stays, and all goes on when there is room.
+#[test]
+fn a_disk_that_is_full_or_unreadable_fails_by_name() {
+    with_cluster(1, 2, |_, connect| {
+        let mut worker = connect(9);
+        let spec = TableSpec::new(1, "t", ValueType::I64, 1).keys(KeyRange::new(0, KEYS).unwrap());
+        let specs = [spec.placement(Placement::Even(2))];
+        let table = worker.create_table(&specs[0]).unwrap();
+        let keys: Vec<u64> = (0..KEYS).collect();
+        let push = |worker: &mut Worker, keys: &[u64]| {
+            let pushed = worker.push(table, keys, &vec![1i64; keys.len()]).unwrap();
+            worker.wait(pushed).unwrap();
+        };
+        push(&mut worker, &keys);
+        let mut checkpoints = Checkpoints::new(Drive::default());
+        checkpoints.create(&mut worker, &specs).unwrap();
+        push(&mut worker, &keys[..9]);
+        checkpoints.create_increment(&mut worker, &specs).unwrap();
+        let kept = [1, 2].map(|number| export(&checkpoints, number));
+        let bytes: usize = checkpoints.disk().files.iter().map(|(content, _)| content.len()).sum();
+        push(&mut worker, &keys[5..]);
+        let mut next = 3;
+        for at in (0..bytes).step_by(97) {
+            let mut full = Checkpoints::new(checkpoints.disk().clone());
+            full.disk().room = Some(at);
+            let is_written = match full.create(&mut worker, &specs) {
+                Ok(_) => true,
+                Err(error) => {
+                    let error = error.to_string();
+                    assert!(error.starts_with("checkpoint file 3."), "{error}");
+                    false
+                }
+            };
+            full.disk().room = None;
+            assert_eq!(full.list().unwrap().len(), 2 + usize::from(is_written));
+            assert_eq!([1, 2].map(|number| export(&full, number)), kept);
+            let number = full.create_increment(&mut worker, &specs).unwrap();
+            assert!(number > 2, "{number}");
+            next = next.max(number);
+            assert_eq!(export(&full, number)[0].len(), KEYS as usize);
+        }
+        assert_eq!(next, 4, "numbers of what failed are not used again");
+        for at in (0..bytes).step_by(97) {
+            checkpoints.disk().readable.set(Some(at));
+            let error = checkpoints.verify(2).unwrap_err().to_string();
+            let says = ["checkpoint file 1.", "checkpoint file 2."];
+            assert!(says.iter().any(|says| error.starts_with(says)), "{error}");
+            checkpoints.disk().readable.set(Some(at));
+            assert!(checkpoints.create_increment(&mut worker, &specs).is_err());
+            checkpoints.disk().readable.set(None);
+            assert_eq!([1, 2].map(|number| export(&checkpoints, number)), kept);
+            assert_eq!(checkpoints.list().unwrap(), [1, 2]);
+        }
+        with_cluster(2, 1, |_, connect| {
+            let mut worker = connect(9);
+            for at in (0..bytes).step_by(997) {
+                checkpoints.disk().readable.set(Some(at));
+                assert!(checkpoints.restore(&mut worker, 2).is_err());
+                assert!(worker.list_tables("").unwrap().is_empty(), "nothing of it is there");
+            }
+            checkpoints.disk().readable.set(None);
+            checkpoints.restore(&mut worker, 2).unwrap();
+        });
+    });
+}
+
 #[test]
 fn damage_is_named_and_nothing_panics() {
     with_cluster(1, 1, |_, connect| {

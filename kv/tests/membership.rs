@@ -253,6 +253,24 @@ fn a_driver_that_stood_still_misses_nobody() {
     });
 }
 
+/// Nobody is missed if a clock runs 5 % too fast: that of the scheduler, a server or a worker.
+#[test]
+fn a_clock_that_runs_too_fast_misses_nobody() {
+    fn skew(network: &Network, name: &str) {
+        network.skew(name, 1.05);
+        network.sleep(20 * SECOND);
+        network.freeze("server 0", 3600 * SECOND);
+    }
+    let harms: [fn(&Network); 3] =
+        [|it| skew(it, "driver"), |it| skew(it, "server 0"), |it| skew(it, "worker 1")];
+    for harm in harms {
+        for_each_log(Fate { harm, ..NOTHING }, |log| {
+            let at = time_of(log, "driver: server 0");
+            assert!(at > 20 * SECOND && at < 21 * SECOND + NOTICED, "{log:?}");
+        });
+    }
+}
+
 /// A node that comes late is waited for; one that does not come is named when the time is over.
 #[test]
 fn nodes_join_in_simulated_time() {

@@ -1,7 +1,8 @@
-//! A disk in memory that loses, tears and cuts off what was not synced when its power goes, and
-//! what tests of checkpoints ask of what is on it.
+//! A disk in memory that loses, tears and cuts off what was not synced when its power goes, is full,
+//! or has places that cannot be read; and what tests of checkpoints ask of what is on it.
 #![allow(dead_code, reason = "every test binary uses a part of it")]
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::io::{self, Cursor, Read};
 
@@ -9,6 +10,15 @@ use caravan_kv::Error;
 use caravan_kv::checkpoint::{Checkpoints, Disk, SavedTable};
 
 use crate::cluster::Draws;
+
+/// A damaged place.
+struct Unreadable;
+
+impl Read for Unreadable {
+    fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+        Err(io::Error::other("a sector cannot be read"))
+    }
+}
 
 /// What survives of it is decided when the power goes.
 #[derive(Debug, Clone, Default)]
@@ -20,6 +30,10 @@ pub(crate) struct Drive {
     history: Vec<BTreeMap<String, usize>>,
     /// Operations until the power goes.
     pub(crate) left: Option<usize>,
+    /// Bytes that it has room for.
+    pub(crate) room: Option<usize>,
+    /// Bytes of files that can be read, as they are opened, until it has a damaged place.
+    pub(crate) readable: Cell<Option<usize>>,
 }
 
 impl Drive {
@@ -70,7 +84,13 @@ impl Disk for Drive {
             });
         }
         let content = &mut self.files[self.names[name]].0;
-        content.extend_from_slice(bytes); // of a write that fails, a part may be there
+        // Of a write that fails, a part may be there.
+        let fits = self.room.unwrap_or(usize::MAX).min(bytes.len());
+        content.extend_from_slice(&bytes[..fits]);
+        self.room.iter_mut().for_each(|room| *room -= fits);
+        if fits < bytes.len() {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
         self.tick()
     }
 
@@ -97,7 +117,13 @@ impl Disk for Drive {
 
     fn open(&self, name: &str) -> io::Result<Box<dyn Read>> {
         let file = self.names.get(name).ok_or(io::ErrorKind::NotFound)?;
-        Ok(Box::new(Cursor::new(self.files[*file].0.clone())))
+        let content = self.files[*file].0.clone();
+        let Some(readable) = self.readable.get() else { return Ok(Box::new(Cursor::new(content))) };
+        self.readable.set(Some(readable.saturating_sub(content.len())));
+        Ok(match readable < content.len() {
+            true => Box::new(Cursor::new(content).take(readable as u64).chain(Unreadable)),
+            false => Box::new(Cursor::new(content)),
+        })
     }
 
     fn remove(&mut self, name: &str) -> io::Result<()> {
