@@ -547,6 +547,33 @@ fn copies_are_whole_elsewhere_before_a_server_leaves() {
     });
 }
 
+/// When all copies are lost at once, one that has joined says so, and serves nothing in their stead.
+#[test]
+fn who_has_joined_serves_nothing_that_is_lost() {
+    on_cluster(2, 2, |network, cluster| {
+        let mut client = cluster.client().unwrap();
+        let spec = table(0, true);
+        let at = client.create_table(&spec).unwrap();
+        let push = client.push(at, &[3], &[1i64; WIDTH]).unwrap();
+        client.wait(push).unwrap();
+        let node = cluster.config().node.clone();
+        let joining = join(network, &node, 2, &mut client);
+        ["server 0", "server 1"].into_iter().for_each(|name| network.crash(name));
+        let lost = loop {
+            match client.pull(at, &[3]).and_then(|pulled| client.wait(pulled)) {
+                Err(error) => break error.to_string(),
+                Ok(_) => network.sleep(Duration::from_millis(1)),
+            }
+        };
+        assert!(lost.contains("was given no copy before the others were lost"), "{lost}");
+        let again = client.create_table(&spec).unwrap_err().to_string();
+        assert!(again.contains("which is lost, so there are no new ones"), "{again}");
+        drop(client);
+        cluster.shutdown().unwrap();
+        joining.join().unwrap_or_else(|why| panic!("{why}"));
+    });
+}
+
 /// Whoever numbers tables next knows all of them, and which were dropped.
 #[test]
 fn tables_outlive_the_server_that_numbered_them() {

@@ -121,6 +121,10 @@ impl Tables {
             return Trouble::Dropped;
         }
         Trouble::Refused(match self.known.get(&number) {
+            None if self.index >= self.count => format!(
+                "table number {number} is unknown here: this thread has joined later, and was given \
+                 no copy before the others were lost"
+            ),
             None => format!("table number {number} is unknown here (create it first)"),
             Some(known) => {
                 format!("key {key} of table {} is not this thread's", known.spec.name)

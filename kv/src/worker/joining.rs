@@ -10,7 +10,6 @@ use std::collections::BTreeSet;
 
 use super::lanes::Server;
 use super::moving::Returned;
-use super::waiting::{Awaited, Silence};
 use super::{ServerAddress, Worker};
 use crate::error::Result;
 
@@ -39,16 +38,10 @@ impl Worker {
     /// # Errors
     /// As [`Worker::wait`](super::Worker::wait) for a lost node, and for one that is silent.
     pub(crate) fn wait_until_known(&mut self, named: &BTreeSet<usize>) -> Result<()> {
-        let mut silence = Silence::default();
-        while named.last().is_some_and(|last| *last >= self.servers.len())
-            && self.waits.is_watched()
-        {
-            self.recovery.is_due = true;
-            match self.poll()? {
-                true => silence.began = None,
-                false => self.nap(&mut silence, Awaited::Room(0))?,
-            }
-        }
-        Ok(())
+        let last = named.last().copied().unwrap_or_default();
+        self.wait_for_news(|worker| {
+            let is_unknown = last >= worker.servers.len() && worker.waits.is_watched();
+            is_unknown.then_some(0)
+        })
     }
 }

@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 
 use super::Worker;
 use super::lanes::NOBODY;
-use super::waiting::{Awaited, LOOK_EVERY_JOINED, Silence};
+use super::waiting::LOOK_EVERY_JOINED;
 use crate::error::{Error, Result};
 use crate::map::Retired;
 use crate::server::Copies;
@@ -122,15 +122,7 @@ impl Worker {
     /// As [`Worker::wait`] for a lost node, and for one that is silent.
     pub(crate) fn part_from_left(&mut self) -> Result<()> {
         self.check_lost_nodes()?;
-        let mut silence = Silence::default();
-        while let Some(&server) = self.moves.parting.first() {
-            self.recovery.is_due = true;
-            match self.poll()? {
-                true => silence.began = None,
-                false => self.nap(&mut silence, Awaited::Room(server))?,
-            }
-        }
-        Ok(())
+        self.wait_for_news(|worker| worker.moves.parting.first().copied())
     }
 
     /// Waits until this worker has heard that these server threads will leave.
@@ -138,15 +130,9 @@ impl Worker {
     /// # Errors
     /// As [`Worker::wait`] for a lost node, and for one that is silent.
     pub(crate) fn wait_until_announced(&mut self, threads: &[usize]) -> Result<()> {
-        let mut silence = Silence::default();
-        while !threads.iter().all(|thread| self.recovery.view.leaves(*thread)) {
-            self.recovery.is_due = true;
-            match self.poll()? {
-                true => silence.began = None,
-                false => self.nap(&mut silence, Awaited::Room(0))?,
-            }
-        }
-        Ok(())
+        let is_told =
+            |worker: &Worker| threads.iter().all(|thread| worker.recovery.view.leaves(*thread));
+        self.wait_for_news(|worker| (!is_told(worker)).then_some(0))
     }
 
     /// How far the copies of all shards are that have some, when all server threads know what this

@@ -369,8 +369,22 @@ impl Worker {
     #[cold]
     pub(super) fn wait_until_recovered(&mut self, server: usize) -> Result<()> {
         self.open_lane(server);
+        self.wait_for_news(|worker| {
+            let waits = worker.recovery.is_kept_up(server) && worker.recovery.concerns(server);
+            waits.then_some(server)
+        })
+    }
+
+    /// Waits as long as there is a server of which, or at which, something has to become known.
+    ///
+    /// # Errors
+    /// As [`Worker::wait`] for a lost node, and for one that is silent.
+    pub(super) fn wait_for_news(
+        &mut self,
+        mut awaited: impl FnMut(&mut Worker) -> Option<usize>,
+    ) -> Result<()> {
         let mut silence = Silence::default();
-        while self.recovery.is_kept_up(server) && self.recovery.concerns(server) {
+        while let Some(server) = awaited(self) {
             self.recovery.is_due = true;
             match self.poll()? {
                 true => silence.began = None,
@@ -400,17 +414,13 @@ impl Worker {
         self.recovery.is_on = true;
         self.recovery.is_due = true;
         self.living().into_iter().for_each(|server| self.open_lane(server));
-        let mut silence = Silence::default();
-        loop {
-            let untold = (0..self.servers.len())
-                .find(|server| self.recovery.is_kept_up(*server) && !self.recovery.told[*server]);
-            let Some(server) = untold else { return Ok(()) };
-            self.open_lane(server); // it may have joined meanwhile
-            match self.poll()? {
-                true => silence.began = None,
-                false => self.nap(&mut silence, Awaited::Room(server))?,
-            }
-        }
+        self.wait_for_news(|worker| {
+            let Recovery { told, .. } = &worker.recovery;
+            let is_untold = |server: &usize| worker.recovery.is_kept_up(*server) && !told[*server];
+            let untold = (0..worker.servers.len()).find(is_untold)?;
+            worker.open_lane(untold); // it may have joined meanwhile
+            Some(untold)
+        })
     }
 }
 
