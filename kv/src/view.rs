@@ -215,11 +215,11 @@ impl View {
         if let Some(first) = founders.find(|thread| !self.is_gone(*thread)) {
             return first;
         }
-        let last = self.addresses.len().saturating_sub(1);
-        self.departed().fold(last, |numberer, it| match it.is_last || it.thread == numberer {
-            true => it.heir,
+        let next = |numberer, it: &Departed| match it.is_last || numberer == Some(it.thread) {
+            true => Some(it.heir),
             false => numberer,
-        })
+        };
+        self.departed().fold(None, next).unwrap_or(self.addresses.len().saturating_sub(1))
     }
 
     /// The thread on which the shard of a table that begins at `begin` and is placed on `place`
@@ -271,7 +271,7 @@ impl View {
         let count = self.addresses.len();
         let processes = if first < count { self.processes() } else { 0 };
         let founders = (0..processes).map(move |at| (first + at * self.threads) % count);
-        let mut place = (first < count).then(|| first % self.threads);
+        let mut place = (first < count).then(|| first % self.threads.max(1));
         let mut end = count;
         let further = self.events.iter().map(Event::joined).filter_map(move |threads| {
             let begin = end;
@@ -361,6 +361,26 @@ mod tests {
         view.events.push(departed(4, 3));
         assert_eq!((view.holder(0), view.creator(0, 3, 71)), (3, Some(3)));
         assert_eq!(chain(&view, 0, 2), [2], "who has left is in no chain");
+    }
+
+    #[test]
+    fn only_the_last_founder_leaves_the_numbering_of_tables_to_its_heir() {
+        let mut view = View { events: vec![joined(1), joined(1)], ..view(1, 3, &[]) };
+        assert_eq!(view.numberer(), 0);
+        view.events.push(departed(2, 3));
+        view.lost.insert(0);
+        assert_eq!(view.numberer(), 1);
+        let mut last = View { lost: BTreeSet::from([0]), ..view.clone() };
+        view.lost.insert(1);
+        assert_eq!((view.numberer(), view.is_gone(view.numberer())), (2, true), "nobody does");
+        let Event::Departed(it) = departed(1, 4) else { panic!() };
+        last.events.push(Event::Departed(Departed { is_last: true, ..it }));
+        assert_eq!(last.numberer(), 4);
+        last.events.push(departed(4, 3));
+        assert_eq!(last.numberer(), 3);
+        last.lost.insert(3);
+        assert!(last.is_gone(last.numberer()));
+        assert_eq!(View::default().numberer(), 0, "nobody has said who there is");
     }
 
     #[test]
