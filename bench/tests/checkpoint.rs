@@ -120,14 +120,16 @@ fn a_checkpoint_waits_for_an_iteration() {
     client.join(table).unwrap();
     let line = format!("checkpoint create {} --clock 3", folder.display());
     let mut create = of_cluster(&cluster, &line).stdout(Stdio::null()).spawn().unwrap();
-    for iteration in 1..=4 {
-        if iteration == 3 {
-            assert!(ended(&mut create, PATIENCE).success());
+    let iterate = |client: &mut Worker, times: usize| {
+        for _ in 0..times {
+            let pushed = begin_push(client, table);
+            let advanced = client.advance(table).unwrap();
+            [pushed, advanced].into_iter().for_each(|it| drop(client.wait(it).unwrap()));
         }
-        let pushed = begin_push(&mut client, table);
-        let advanced = client.advance(table).unwrap();
-        [pushed, advanced].into_iter().for_each(|it| drop(client.wait(it).unwrap()));
-    }
+    };
+    iterate(&mut client, 2);
+    assert!(ended(&mut create, PATIENCE).success());
+    iterate(&mut client, 2);
     assert!(done(&cluster, "checkpoint export DIR --table 3", &folder) == lines(2));
     let over = failed(&cluster, "checkpoint create DIR --clock 3", &folder);
     assert!(over.contains("in iteration 5 already, so that iteration 3 is over"), "{over}");
