@@ -398,8 +398,8 @@ impl Cluster {
     /// asked to leave again.
     ///
     /// # Errors
-    /// [`Error::Config`] if it is the only one left, lost, or has left; if others give it shards all
-    /// the time; or if no other server can have a copy. As
+    /// [`Error::Config`] if it is the only one left, lost, or has left; if others give it shards
+    /// all the time; or if no other server can have a copy. As
     /// [`Worker::move_shard`](crate::Worker::move_shard) for a shard that cannot move.
     pub fn release_server(&self, rank: usize) -> Result<Vec<Handover>> {
         let threads = self.scheduler.borrow_mut().announce_leave(rank)?;

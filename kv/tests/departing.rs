@@ -547,7 +547,8 @@ fn copies_are_whole_elsewhere_before_a_server_leaves() {
     });
 }
 
-/// When all copies are lost at once, one that has joined says so, and serves nothing in their stead.
+/// When all copies are lost at once, one that has joined says so, and serves nothing in their
+/// stead.
 #[test]
 fn who_has_joined_serves_nothing_that_is_lost() {
     on_cluster(2, 2, |network, cluster| {

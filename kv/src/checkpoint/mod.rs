@@ -28,8 +28,8 @@ pub(crate) use text::append_line;
 /// What a client asks of a shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wish {
-    /// To keep its rows until they are read: as they are now, or, if the request is of an iteration,
-    /// when all workers have come to that.
+    /// To keep its rows until they are read: as they are now, or, if the request is of an
+    /// iteration, when all workers have come to that.
     Cut = 0,
     /// The next of these rows.
     Piece = 1,
