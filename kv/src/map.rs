@@ -158,6 +158,10 @@ pub(crate) struct Created {
     /// From that thread: whether all owners know the table.
     #[serde(default)]
     pub(crate) is_complete: bool,
+    /// Of how many servers that have joined, leave or have left the thread has heard: where the
+    /// shards are follows from them.
+    #[serde(default)]
+    pub(crate) heard: usize,
 }
 
 /// A server thread's answer to [`Op::Retire`](crate::op::Op::Retire).

@@ -54,6 +54,10 @@ impl Worker {
         };
         let created: Created = self.ask(first, RequestKind::Create, text.as_bytes())?;
         let number = created.number;
+        self.wait_for_news(|worker| {
+            let knows_less = worker.recovery.view.events.len() < created.heard;
+            (knows_less && worker.waits.is_watched()).then_some(first)
+        })?;
         let mut claims = Vec::new();
         if !created.is_complete || spec.replicas > 0 || self.waits.spares {
             let dropped = created.dropped.clone();

@@ -184,8 +184,9 @@ impl Tables {
         let number = self.create_as(lanes, message.table(), wanted)?;
         let shards = self.claims(number);
         let dropped = if is_numbered { Vec::new() } else { self.numbers.dropped() };
-        let mut created =
-            Created { number, shards, elsewhere: BTreeSet::new(), dropped, is_complete: false };
+        let heard = self.chains.view.events.len();
+        let elsewhere = BTreeSet::new();
+        let mut created = Created { number, shards, elsewhere, dropped, is_complete: false, heard };
         if let Some(known) = self.known.get_mut(&number) {
             known.is_complete |= completes;
             created.is_complete = known.is_complete;
