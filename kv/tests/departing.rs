@@ -19,15 +19,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use caravan_kv::node::{Ended, join_server};
 use caravan_kv::{
     App, Apps, Cluster, ClusterConfig, Error, Handles, Launch, NodeConfig, Placement, Table,
     TableSpec, Target, TaskId, Timestamp, ValueType, Worker, WorkerNode,
 };
 use caravan_van::KeyRange;
-use caravan_van::sim::{Faults, Network, Node, for_each_seed};
+use caravan_van::sim::{Faults, Network, for_each_seed};
 use serde_json::{Value, json};
-use simulated::{Draws, weather};
+use simulated::{Draws, join, weather};
 
 const KEYS: u64 = 200;
 
@@ -220,20 +219,6 @@ fn begin(config: &ClusterConfig, stop: &Arc<AtomicBool>, body: &Value) -> (Clust
     (cluster, task)
 }
 
-/// Has a server join, which gets this rank; `client` hears of it.
-fn join(network: &Network, node: &NodeConfig, rank: usize, client: &mut Worker) -> Node<Ended> {
-    let known = client.server_addresses().count();
-    let node = node.clone();
-    let joining = network.spawn(&format!("server {rank}"), move |_| {
-        join_server(&node, 1, &Handles::default(), false).unwrap()
-    });
-    while client.server_addresses().count() == known {
-        network.sleep(Duration::from_micros(300));
-        client.sleep(Duration::ZERO).unwrap();
-    }
-    joining
-}
-
 /// Waits until all copies are whole beside so many servers that are lost, or more.
 fn await_copies(network: &Network, worker: &mut Worker, lost: usize) {
     for _ in 0..10_000 {
@@ -284,7 +269,7 @@ fn depart(network: &Network, seed: u64) -> Met {
         network.sleep(Duration::from_micros(draws.below(4000)));
         if draws.below(2) == 0 {
             let rank = founders + joining.len();
-            joining.push(join(network, &node, rank, &mut client));
+            joining.push(join(network, &node, &mut client));
             there.insert(rank);
             met.joined += 1;
         }
@@ -414,17 +399,14 @@ fn replace(network: &Network, seed: u64) -> (usize, usize, i64) {
         // Whoever goes leaves two.
         for _ in there.len()..3 {
             let rank = founders + joining.len();
-            joining.push(join(network, &node, rank, &mut client));
+            joining.push(join(network, &node, &mut client));
             there.push(rank);
         }
         await_copies(network, &mut client, died);
         // The founders go first: what they have goes to others.
         let is_founder = |rank: &usize| *rank < founders;
-        let of = there.iter().copied();
-        let rank = of
-            .clone()
-            .find(is_founder)
-            .unwrap_or_else(|| of.clone().nth(draws.below(3) as usize).unwrap_or_default());
+        let founder = there.iter().copied().find(is_founder);
+        let rank = founder.unwrap_or_else(|| there[draws.below(3) as usize]);
         there.retain(|it| *it != rank);
         let founds = is_founder(&rank) && leaves;
         if knows_tables && (founds || (round + seed as usize).is_multiple_of(3)) {
@@ -495,7 +477,7 @@ fn the_last_founder_leaves_its_tables_to_one_that_has_joined() {
         assert!(why(0).contains("server 0 leaves already, or has left"), "{}", why(0));
         assert!(why(1).contains("server 1 is the only one left"), "{}", why(1));
         let node = cluster.config().node.clone();
-        let joining = [2, 3].map(|rank| join(network, &node, rank, &mut client));
+        let joining = [(); 2].map(|()| join(network, &node, &mut client));
         assert!(!cluster.release_server(1).unwrap().is_empty());
         let mut owners = |table: Table| -> BTreeSet<usize> {
             client.sleep(Duration::ZERO).unwrap();
@@ -587,7 +569,7 @@ fn who_has_joined_serves_nothing_that_is_lost() {
         let push = client.push(at, &[3], &[1i64; WIDTH]).unwrap();
         client.wait(push).unwrap();
         let node = cluster.config().node.clone();
-        let joining = join(network, &node, 2, &mut client);
+        let joining = join(network, &node, &mut client);
         ["server 0", "server 1"].into_iter().for_each(|name| network.crash(name));
         let lost = loop {
             match client.pull(at, &[3]).and_then(|pulled| client.wait(pulled)) {

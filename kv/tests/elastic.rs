@@ -24,7 +24,7 @@ use caravan_kv::{
 use caravan_van::sim::{Faults, Network, Node, for_each_seed};
 use caravan_van::{KeyRange, Secret};
 use serde_json::{Value, json};
-use simulated::{Draws, weather};
+use simulated::{Draws, join, weather};
 use support::TIMEOUT;
 
 const KEYS: u64 = 300;
@@ -176,20 +176,6 @@ impl AddAssign for Met {
         self.refused += other.refused;
         self.late += other.late;
     }
-}
-
-/// Has a server join, and waits until a client has heard of its thread.
-fn join(network: &Network, node: &NodeConfig, client: &mut Worker) -> Node<Ended> {
-    let known = client.server_addresses().count();
-    let node = node.clone();
-    let joins = network.spawn(&format!("server {known}"), move |_| {
-        join_server(&node, 1, &Handles::default(), false).unwrap()
-    });
-    while client.server_addresses().count() == known {
-        network.sleep(Duration::from_micros(300));
-        client.sleep(Duration::ZERO).unwrap();
-    }
-    joins
 }
 
 /// Moves a random shard of each table to the server that has joined last, and then spreads all

@@ -1,12 +1,13 @@
-//! Server threads and workers on a simulated network, without a scheduler.
+//! Server threads and workers on a simulated network, without a scheduler; and servers that join a
+//! cluster with one.
 #![allow(dead_code, reason = "every test binary uses a part of it")]
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use caravan_kv::node::Role;
-use caravan_kv::{Handles, ServerAddress, ServerThread, Worker};
+use caravan_kv::node::{Ended, Role, join_server};
+use caravan_kv::{Handles, NodeConfig, ServerAddress, ServerThread, Worker};
 use caravan_van::sim::{Faults, Network, Node};
 use caravan_van::{Endpoint, Identity, VanConfig};
 
@@ -44,6 +45,20 @@ pub(crate) fn endpoint_with(network: &Network, node: u32, role: u8, credits: u16
         ..VanConfig::default()
     };
     Endpoint::new(Box::new(network.transport(&config)), node, credits)
+}
+
+/// Has a server join, and waits until a client has heard of its thread.
+pub(crate) fn join(network: &Network, node: &NodeConfig, client: &mut Worker) -> Node<Ended> {
+    let known = client.server_addresses().count();
+    let node = node.clone();
+    let joins = network.spawn(&format!("server {known}"), move |_| {
+        join_server(&node, 1, &Handles::default(), false).unwrap()
+    });
+    while client.server_addresses().count() == known {
+        network.sleep(Duration::from_micros(300));
+        client.sleep(Duration::ZERO).unwrap();
+    }
+    joins
 }
 
 /// Random numbers of a node, independent of the network's.

@@ -396,7 +396,6 @@ impl Governor {
             let table = waiting.message.table();
             // One that has waited may have been repeated meanwhile.
             let turned = turn(verdict).and_then(|turned| match turned {
-                _ if !waiting.access().touches() => Ok(Turn::Now),
                 Turn::Now if self.is_applied(&waiting.access())? => Ok(Turn::Repeated),
                 turned => Ok(turned),
             });
