@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use caravan_kv::node::{Observer, Role};
 use caravan_kv::{Apps, Cluster, ClusterConfig, Handles, Launch};
 use caravan_learn::dbpg::example::Example;
 use caravan_learn::dbpg::reference::solve;
@@ -256,6 +257,65 @@ fn the_death_of_the_last_copy_ends_the_run() {
         assert!(ended.contains(why), "{ended}");
     }
     std::fs::remove_file(&jobs[0].files[0]).unwrap();
+}
+
+/// Rows of which each worker has all columns in its share.
+fn dense_file() -> PathBuf {
+    let path = std::env::temp_dir().join(format!("caravan-dense-{}.train", std::process::id()));
+    let mut state = 1_u64;
+    let mut draw = |below: u64| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) % below
+    };
+    let row = |_: usize| {
+        let columns: BTreeSet<u64> = (0..60).map(|_| draw(800)).collect();
+        let is_one = columns.iter().map(|column| column % 7).sum::<u64>() % 41 < 20;
+        let columns: String = columns.iter().map(|column| format!(" {column}:1")).collect();
+        format!("{}{columns}\n", if is_one { 1 } else { -1 })
+    };
+    std::fs::write(&path, (0..2000).map(row).collect::<String>()).unwrap();
+    path
+}
+
+/// Bytes that the workers have sent, and that the servers have received, in a run.
+fn bytes(workers: usize, job: &Job) -> [u64; 2] {
+    let network = Network::new(3, Faults::jittery());
+    let job = job.clone();
+    let scheduler = network.spawn("scheduler", move |_| {
+        let config = ClusterConfig { servers: 2, workers, ..ClusterConfig::default() };
+        let launch =
+            Launch::Simulated(dbpg::handles(Handles::default()), dbpg::apps(Apps::default()));
+        let mut cluster = Cluster::launch(&config, launch).unwrap();
+        let mut sent = 0;
+        dbpg::train(&mut cluster, &job, |pass| sent = pass.worker_bytes_sent).unwrap();
+        let mut observer = Observer::attach(&cluster.config().node).unwrap();
+        observer.pause(Duration::from_secs(5)).unwrap();
+        let nodes = observer.nodes().unwrap();
+        drop(observer);
+        cluster.shutdown().unwrap();
+        let servers = nodes.iter().filter(|node| node.role == Role::Server);
+        [sent, servers.map(|node| node.vitals.unwrap().bytes_received).sum()]
+    });
+    scheduler.join().unwrap_or_else(|stopped| panic!("{stopped}"))
+}
+
+/// Replication after aggregation: copies cost one nth of the bytes of n workers, and what the driver
+/// pushes.
+#[test]
+fn copies_get_one_sum_in_place_of_the_pushes_of_all_workers() {
+    let published = Job { passes_max: 30, ..published(dense_file(), 6) };
+    let newton = Job::new(published.files.clone(), 1.0);
+    for (name, job) in [("published", published), ("newton", newton)] {
+        for workers in [2, 4] {
+            let [_, plain] = bytes(workers, &job);
+            let [sent, received] = bytes(workers, &Job { replicas: 1, ..job.clone() });
+            let (copies, by_driver) = (received - plain, plain - sent);
+            println!("{name}: {workers} workers send {sent} bytes, the driver {by_driver}, and servers {copies} to copies");
+            let most = sent * 102 / 100 / workers as u64 + by_driver;
+            assert!(copies < most, "{name}, {workers} workers: {copies} bytes, not {most}");
+        }
+    }
+    std::fs::remove_file(dense_file()).unwrap();
 }
 
 /// `cargo test -p caravan-learn --test simulated -- --ignored`

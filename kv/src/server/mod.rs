@@ -19,7 +19,7 @@ pub use handle::{
     AdaGrad, Adam, Add, Assign, Ftrl, Handles, Momentum, Number, Origin, Rule, Sgd, Sum,
 };
 pub use owed::Answers;
-pub use shard::{Extract, Pulled, Request, Shard};
+pub use shard::{Extract, Part, Pulled, Request, Shard};
 pub use tables::{ChainCounters, Copies, MoveCounters, MoveStep, ShardStep};
 pub(crate) use tables::{Destination, SentBack};
 pub use thread::ServerThread;

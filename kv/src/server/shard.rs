@@ -102,6 +102,17 @@ pub struct Extract {
     pub values: Vec<u8>,
 }
 
+/// A push as one part of a sum, of which each worker pushes one at most.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Part {
+    /// Number of the sum; those of a worker's parts do not fall.
+    pub sum: u64,
+    /// Number of its parts.
+    pub of: usize,
+    /// Number of those that have not come, with this one.
+    pub left: usize,
+}
+
 /// One thread's part of a table: its rows and the rule for pushes.
 pub trait Shard {
     /// Whether a request may be executed now.
@@ -184,7 +195,21 @@ pub trait Shard {
         false
     }
 
-    /// Replaces rows by those of an [`Extract`] of another shard of the same table.
+    /// The sum of which this push, the next one, is a part, if copies of the shard may get the sum
+    /// in place of its parts, as [`Shard::add_up`] writes it. No pull shows parts of a sum before
+    /// it is complete, and it is the same to the shard what comes between them.
+    fn part(&self, _request: &Request<'_>) -> Option<Part> {
+        None
+    }
+
+    /// Puts the sum of all these parts into an empty `extract`; returns whether there is one. By
+    /// [`Shard::take`] an equal shard does with it the same as by pushes of the parts.
+    fn add_up(&self, _parts: &[Request<'_>], _extract: &mut Extract) -> bool {
+        false
+    }
+
+    /// Replaces rows by those of an [`Extract`] of another shard of the same table, or adds the sum
+    /// that is in it.
     ///
     /// # Errors
     /// The reason why they are invalid, or that memory is short.

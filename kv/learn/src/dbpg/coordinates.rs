@@ -72,6 +72,13 @@ impl BlockSum {
         self.parts[k] = Parts::None;
     }
 
+    /// The gradient and curvature of each coordinate: `[block]`; none of those that some worker had
+    /// filtered, or that do not take part.
+    pub(super) fn sums(&self) -> impl Iterator<Item = Option<[f64; 2]>> {
+        let pairs = self.gradient.iter().zip(&self.curvature);
+        pairs.zip(&self.parts).map(|((g, u), parts)| (*parts == Parts::All).then_some([*g, *u]))
+    }
+
     /// Treats these sums as changes of `kept`, the block's former sums: `[block]`. Both become the
     /// new sums.
     ///
@@ -104,6 +111,17 @@ impl BlockSum {
         let lengths = [sum.gradient.len(), sum.curvature.len(), sum.parts.len()];
         image::check(lengths == [len; 3], "sums of another block").map(|()| sum)
     }
+}
+
+/// The places of sorted `keys` among the sorted keys `all`; `None` if one is not there.
+pub(super) fn places(all: &[u64], keys: &[u64]) -> Option<Vec<usize>> {
+    let mut from = 0;
+    let mut places = Vec::with_capacity(keys.len().min(all.len()));
+    for key in keys {
+        from += gallop(&all[from..], key).ok()?;
+        places.push(from);
+    }
+    Some(places)
 }
 
 /// One server's coordinates and their state.
@@ -227,14 +245,7 @@ impl Coordinates {
     /// The positions of `keys` (sorted) within `range`, from the range's start. `None` if a key is
     /// missing there, so that the worker never announced it.
     pub fn positions(&self, range: Range<usize>, keys: &[u64]) -> Option<Vec<usize>> {
-        let own = &self.keys[range];
-        let mut from = 0;
-        let mut positions = Vec::with_capacity(keys.len().min(own.len()));
-        for key in keys {
-            from += gallop(&own[from..], key).ok()?;
-            positions.push(from);
-        }
-        Some(positions)
+        places(&self.keys[range], keys)
     }
 
     /// The positions of a block here: half-open, possibly empty.

@@ -55,6 +55,7 @@ mod rows;
 pub mod schedule;
 mod screen;
 mod shard;
+mod sums;
 mod tail;
 mod train;
 mod worker;

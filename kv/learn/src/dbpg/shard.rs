@@ -24,16 +24,17 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use caravan_kv::consistency::Admission;
-use caravan_kv::server::{Pulled, Request};
+use caravan_kv::server::{Extract, Part, Pulled, Request};
 use caravan_van::{Account, Pool, Value};
 
 use super::blocks::KeyBlock;
-use super::coordinates::{BlockSum, Coordinates};
+use super::coordinates::{BlockSum, Coordinates, places};
 use super::filters::Lossy;
 use super::gradient::TrustRegion;
 use super::image;
 use super::orders::{Command, Options, Report};
 use super::proximal::{self, Proximal};
+use super::sums::{Summed, union};
 
 /// Name of this shard's update rule.
 pub const HANDLE: &str = "dbpg";
@@ -106,7 +107,9 @@ impl Held {
 #[derive(Debug)]
 struct Task {
     block: usize,
-    /// The workers whose pushes have not come, ascending.
+    /// Number of workers that push.
+    workers: usize,
+    /// Those whose pushes have not come, ascending.
     missing: Vec<u32>,
     /// Pushes that came before that of a lower worker. They are added in this order, because sums
     /// of floating-point numbers depend on it.
@@ -124,6 +127,46 @@ struct Push {
 }
 
 impl Push {
+    /// Reads a push to coordinates with these keys, whose numbers are rounded or not.
+    fn of(
+        all: &[u64],
+        (keys, lengths, values): (&[u64], &[u32], &[f64]),
+        rounds: bool,
+        lossy: Lossy,
+    ) -> Result<Push, String> {
+        let sane = lengths.iter().all(|&length| length == 0 || length == 2);
+        let pairs = lengths.iter().filter(|&&length| length == 2).count();
+        if !sane || lengths.len() != keys.len() || values.len() != 2 * pairs {
+            return Err(format!(
+                "a push of {} keys came with {} values in {pairs} pairs",
+                keys.len(),
+                values.len()
+            ));
+        }
+        let positions = places(all, keys)
+            .ok_or("it pushes a key that it never announced, or of another block")?;
+        let mut next = values.as_chunks::<2>().0.iter();
+        let [mut gradient, mut curvature] = [Vec::new(), Vec::new()];
+        let mut active = Vec::new();
+        // The values may be lent: a value is never read again after its check.
+        for &length in lengths {
+            let pair = if length == 0 { None } else { next.next().copied() };
+            let [g, u] = pair.unwrap_or_default();
+            if !g.is_finite() || !u.is_finite() {
+                return Err("a gradient is not a finite number: values or row weights are too large for f64; scale them down".to_owned());
+            }
+            gradient.push(g);
+            let is_rounded = rounds && pair.is_some();
+            curvature.push(if is_rounded { proximal::from_logarithm(u) } else { u });
+            active.push(pair.is_some() || lossy.sends_changes());
+        }
+        Ok(Push { positions, gradient, curvature, active })
+    }
+
+    fn add_to(&self, sum: &mut BlockSum) {
+        sum.add(&self.positions, &self.gradient, &self.curvature, &self.active);
+    }
+
     /// Bytes of a column.
     const BYTES: usize = 2 * size_of::<f64>() + size_of::<usize>() + size_of::<bool>();
 
@@ -143,7 +186,7 @@ impl Task {
             && missing.first().is_none_or(|missing| first.key() < missing)
         {
             let push = first.remove();
-            sum.add(&push.positions, &push.gradient, &push.curvature, &push.active);
+            push.add_to(sum);
             bytes += push.bytes();
         }
         bytes
@@ -266,7 +309,7 @@ impl Shard {
             let missing = announced.iter().filter(|(_, held)| held.any(&ranges[block], counts));
             let mut missing: Vec<u32> = missing.map(|(worker, _)| *worker).collect();
             missing.sort_unstable();
-            Task { block, missing, early: BTreeMap::new(), sum: None }
+            Task { block, workers: missing.len(), missing, early: BTreeMap::new(), sum: None }
         };
         let tasks: Vec<Task> = (first..).zip(blocks).map(task).collect();
         self.tasks.extend(tasks);
@@ -278,19 +321,9 @@ impl Shard {
     fn add(&mut self, request: &Request<'_>) -> Result<(), String> {
         let task = self.task(request.clock)?;
         let values = f64::view(request.values).ok_or("gradients are pairs of f64")?;
-        let sane = request.lengths.iter().all(|&length| length == 0 || length == 2);
-        let pairs = request.lengths.iter().filter(|&&length| length == 2).count();
-        if !sane || request.lengths.len() != request.keys.len() || values.len() != 2 * pairs {
-            return Err(format!(
-                "a push of {} keys came with {} values in {pairs} pairs",
-                request.keys.len(),
-                values.len()
-            ));
-        }
         let range = self.ranges[self.tasks[task].block].clone();
-        let positions = self.state.positions(range.clone(), request.keys);
-        let positions =
-            positions.ok_or("it pushes a key that it never announced, or of another block")?;
+        let numbers = (request.keys, request.lengths, values);
+        let push = Push::of(&self.state.keys()[range.clone()], numbers, self.rounds, self.lossy)?;
         let Task { missing, sum, .. } = &self.tasks[task];
         let Ok(place) = missing.binary_search(&request.sender) else {
             return Err(format!(
@@ -298,30 +331,35 @@ impl Shard {
                 request.sender, request.clock
             ));
         };
-        let is_first = sum.is_none();
-        let mut next = values.as_chunks::<2>().0.iter();
-        let [mut gradient, mut curvature] = [Vec::new(), Vec::new()];
-        let mut active = Vec::new();
-        // The values may be lent: a value is never read again after its check.
-        for &length in request.lengths {
-            let pair = if length == 0 { None } else { next.next().copied() };
-            let [g, u] = pair.unwrap_or_default();
-            if !g.is_finite() || !u.is_finite() {
-                return Err("a gradient is not a finite number: values or row weights are too large for f64; scale them down".to_owned());
-            }
-            let is_rounded = self.rounds && pair.is_some();
-            gradient.push(g);
-            curvature.push(if is_rounded { proximal::from_logarithm(u) } else { u });
-            active.push(pair.is_some() || self.lossy.sends_changes());
-        }
-        let push = Push { positions, gradient, curvature, active };
-        let sum_bytes = if is_first { range.len() * BlockSum::BYTES } else { 0 };
+        let sum_bytes = if sum.is_none() { range.len() * BlockSum::BYTES } else { 0 };
         charge(self.memory.add(sum_bytes + push.bytes()))?;
         let task = &mut self.tasks[task];
         task.missing.remove(place);
         task.early.insert(request.sender, push);
         let absorbed = task.absorb(range.len());
         self.memory.release(absorbed);
+        self.step();
+        Ok(())
+    }
+
+    /// Takes the sum of all workers' pushes for a task, and steps the blocks that are complete.
+    fn take_sum(&mut self, keys: &[u64], lengths: &[u32], values: &[u8]) -> Result<(), String> {
+        let Summed { clock, parts, values } = Summed::read(values)?;
+        let task = self.task(clock)?;
+        let range = self.ranges[self.tasks[task].block].clone();
+        let numbers = (keys, lengths, values);
+        let push = Push::of(&self.state.keys()[range.clone()], numbers, false, self.lossy)?;
+        let Task { workers, missing, .. } = &self.tasks[task];
+        if [*workers, missing.len()] != [parts; 2] {
+            return Err(format!(
+                "a sum of {parts} pushes came for task {clock}, of which {} of {workers} are missing",
+                missing.len()
+            ));
+        }
+        charge(self.memory.add(range.len() * BlockSum::BYTES))?;
+        let task = &mut self.tasks[task];
+        task.missing.clear();
+        push.add_to(task.sum.insert(BlockSum::new(range.len())));
         self.step();
         Ok(())
     }
@@ -479,6 +517,45 @@ impl caravan_kv::Shard for Shard {
     }
 
     image::methods!(state::write, state::read);
+
+    fn part(&self, request: &Request<'_>) -> Option<Part> {
+        let Task { workers, missing, .. } = &self.tasks[self.task(request.clock).ok()?];
+        Some(Part { sum: request.clock, of: *workers, left: missing.len() })
+    }
+
+    /// In the order of the workers, as the shard adds up itself.
+    fn add_up(&self, parts: &[Request<'_>], extract: &mut Extract) -> bool {
+        let mut parts = parts.to_vec();
+        parts.sort_unstable_by_key(|part| part.sender);
+        let keys = union(&parts);
+        let mut sum = BlockSum::new(keys.len());
+        for part in &parts {
+            let values = f64::view(part.values).unwrap_or_default();
+            match Push::of(&keys, (part.keys, part.lengths, values), self.rounds, self.lossy) {
+                Ok(push) => push.add_to(&mut sum),
+                Err(_) => return false,
+            }
+        }
+        let values: Vec<[f64; 2]> = sum.sums().flatten().collect();
+        Summed::write(&parts, values.as_flattened(), extract);
+        extract.lengths = sum.sums().map(|pair| if pair.is_some() { 2 } else { 0 }).collect();
+        extract.keys = keys;
+        true
+    }
+
+    fn take(
+        &mut self,
+        keys: &[u64],
+        lengths: &[u32],
+        values: &[u8],
+        _memory: &Pool,
+    ) -> Result<(), String> {
+        let began = Instant::now();
+        self.make_room(keys.len())?;
+        let done = self.take_sum(keys, lengths, values);
+        self.busy += began.elapsed();
+        done
+    }
 
     fn command(&mut self, _sender: u32, body: &[u8]) -> Result<Vec<u8>, String> {
         let text = |error: serde_json::Error| error.to_string();

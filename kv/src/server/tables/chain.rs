@@ -17,7 +17,8 @@
 //! ever answered.
 //!
 //! Under BSP all pushes of an iteration are applied at its end, one behind the other. They go on
-//! together, as the rows that they have changed, where these take fewer bytes (`gathered.rs`).
+//! together, as the rows that they have changed, where these take fewer bytes (`gathered.rs`). The
+//! parts of a sum, as those of a gradient, go on as the sum (`sums.rs`).
 //!
 //! Who is in a chain follows from the [`View`], of which the scheduler tells servers, and workers
 //! before they ask anything that depends on it. A thread that finds another one behind itself asks
@@ -33,6 +34,7 @@ mod gathered;
 mod marks;
 mod models;
 mod serve;
+mod sums;
 mod tables;
 mod way;
 
@@ -46,6 +48,7 @@ use serde::{Deserialize, Serialize};
 
 use self::marks::{Applied, Sender, Watermarks};
 use self::models::{Awaiting, tells_clock};
+use self::sums::Sum;
 use self::way::{Head, Lane, Posted, Way};
 use super::cut::put;
 use super::governor::Standing;
@@ -101,6 +104,8 @@ pub(in crate::server) struct Chain {
     posted: usize,
     /// What was applied and is to go on together; nothing else is applied before it has.
     gathered: Vec<Unconfirmed>,
+    /// What was applied and is to go on as sums, in their order.
+    sums: VecDeque<Sum>,
     /// Requests that wait for room or for the next thread.
     held: VecDeque<Held>,
     /// Requests that wait for the table's model, in its order, and that of their arrival.
@@ -241,6 +246,8 @@ pub(super) struct Chains {
     pub(super) is_due: bool,
     /// Number of requests that have gathered, of all shards.
     gathered: usize,
+    /// No part of a sum has waited for longer than since then; `None` if none waits.
+    pub(super) parts_since: Option<Duration>,
     count: u64,
     counters: ChainCounters,
 }
@@ -269,6 +276,7 @@ impl Chain {
             unconfirmed: VecDeque::new(),
             posted: 0,
             gathered: Vec::new(),
+            sums: VecDeque::new(),
             held: VecDeque::new(),
             awaiting: Vec::new(),
         })
@@ -420,7 +428,8 @@ impl Chain {
     /// Answers everything, since nobody has to confirm it.
     fn answer_all(&mut self, lanes: &mut Lanes, broken: &mut Vec<PeerId>) {
         self.posted = 0;
-        let replies = self.unconfirmed.drain(..).flat_map(|it| it.replies);
+        let parts = self.take_parts();
+        let replies = self.unconfirmed.drain(..).chain(parts).flat_map(|it| it.replies);
         replies.for_each(|reply| reply.send(lanes, broken));
     }
 
@@ -430,6 +439,8 @@ impl Chain {
         self.link = Link::Unasked;
         self.copying = None;
         self.posted = 0;
+        let parts = self.take_parts();
+        self.unconfirmed.extend(parts);
     }
 
     /// Enters that the next thread can have no copy.
@@ -534,9 +545,9 @@ impl Chain {
     fn forget(&mut self, peer: PeerId) {
         self.held.retain(|held| held.peer != peer);
         self.awaiting.retain(|awaiting| awaiting.held.peer != peer);
-        for item in self.unconfirmed.iter_mut().chain(&mut self.gathered) {
-            item.replies.retain(|reply| reply.to.peer != peer);
-        }
+        let forget = |item: &mut Unconfirmed| item.replies.retain(|reply| reply.to.peer != peer);
+        self.unconfirmed.iter_mut().chain(&mut self.gathered).for_each(forget);
+        self.parts_mut().for_each(forget);
     }
 }
 

@@ -314,7 +314,8 @@ impl Tables {
     /// Whether there is anything for [`Tables::advance`] to do.
     #[inline(always)]
     pub(in crate::server) fn is_moving(&self) -> bool {
-        !self.moves.leaving.is_empty() || !self.moves.released.is_empty() || self.chains.is_due
+        let is_moving = !self.moves.leaving.is_empty() || !self.moves.released.is_empty();
+        is_moving || self.chains.is_due || self.chains.parts_since.is_some()
     }
 
     pub(in crate::server) fn set_piece_bytes(&mut self, bytes: usize) {

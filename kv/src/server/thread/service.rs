@@ -160,6 +160,7 @@ impl ShardService {
     #[cold]
     fn advance(&mut self) -> bool {
         self.tables.pass_gathered(&mut self.endpoint.lanes);
+        self.tables.pass_late_parts(&mut self.endpoint.lanes);
         let (is_busy, left) = self.tables.advance(&mut self.endpoint);
         for (table, range) in left {
             self.keys.forget_shard(table, range.begin());

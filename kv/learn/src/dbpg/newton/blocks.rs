@@ -11,13 +11,14 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use caravan_kv::consistency::Admission;
-use caravan_kv::server::{Pulled, Request};
+use caravan_kv::server::{Extract, Part, Pulled, Request};
 use caravan_van::{Account, Pool, Value};
 use serde::{Deserialize, Serialize};
 
 use super::fixed::Scale;
 use super::{BLOCK_COLUMNS_MAX, Kind, Options, change, least_subgradient, soft};
 use crate::dbpg::image;
+use crate::dbpg::sums::Summed;
 
 /// Name of this shard's update rule.
 pub(crate) const HANDLE: &str = "dbpg-blocks";
@@ -116,8 +117,8 @@ struct Sum {
 }
 
 impl Sum {
-    /// Adds a worker's part for task `clock`; returns how many are in.
-    fn add(&mut self, clock: u64, part: &[i64]) -> Result<usize, String> {
+    /// Adds the parts of this many workers for task `clock`, or their sum; returns how many are in.
+    fn add(&mut self, clock: u64, workers: usize, part: &[i64]) -> Result<usize, String> {
         if self.clock != clock {
             *self = Sum { clock, pushed: 0, numbers: vec![0; part.len()] };
         }
@@ -129,7 +130,7 @@ impl Sum {
             ));
         }
         self.numbers.iter_mut().zip(part).for_each(|(sum, part)| *sum = sum.wrapping_add(*part));
-        self.pushed += 1;
+        self.pushed = self.pushed.saturating_add(workers);
         Ok(self.pushed)
     }
 }
@@ -218,15 +219,21 @@ impl Blocks {
         self.busy = Duration::ZERO;
     }
 
-    /// Executes a row's push.
-    fn put(&mut self, clock: u64, kind: Kind, slot: usize, values: &[i64]) -> Result<(), String> {
+    /// Executes the pushes of `parts` workers to a row, or their sum.
+    fn put(
+        &mut self,
+        (clock, parts): (u64, usize),
+        kind: Kind,
+        slot: usize,
+        values: &[i64],
+    ) -> Result<(), String> {
         let workers = self.workers;
         let units = self.units;
         let scale = self.scale;
         match kind {
             Kind::Plan => self.plan(slot, values),
-            Kind::Gram => self.block(slot)?.add_gram(values, units, workers),
-            Kind::Sum => self.block(slot)?.sum.add(clock, values).map(drop),
+            Kind::Gram => self.block(slot)?.add_gram((values, parts), units, workers),
+            Kind::Sum => self.block(slot)?.sum.add(clock, parts, values).map(drop),
             Kind::Way => {
                 let block = self.block(slot)?;
                 block.way = values.to_vec();
@@ -242,7 +249,7 @@ impl Blocks {
             Kind::Step => {
                 let block = self.block(slot)?;
                 block.hold(values.len())?;
-                if block.sum.add(clock, values)? < workers {
+                if block.sum.add(clock, parts, values)? < workers {
                     return Ok(());
                 }
                 let Some((distance, gain)) = block.step(scale) else {
@@ -256,7 +263,65 @@ impl Blocks {
     }
 }
 
+impl Blocks {
+    /// Executes the pushes of `parts` workers, or their sum.
+    fn put_all(
+        &mut self,
+        (clock, parts): (u64, usize),
+        keys: &[u64],
+        lengths: &[u32],
+        mut values: &[i64],
+    ) -> Result<(), String> {
+        let began = Instant::now();
+        if lengths.len() != keys.len() {
+            return Err("rows of blocks have their own lengths".to_owned());
+        }
+        let mut sums = false;
+        for (&key, &length) in keys.iter().zip(lengths) {
+            let (own, rest) = values.split_at_checked(length as usize).ok_or("a row is cut off")?;
+            values = rest;
+            let (kind, slot) = Kind::of(key).ok_or_else(|| format!("there is no row {key}"))?;
+            sums |= kind == Kind::Sum;
+            self.put((clock, parts), kind, slot, own)?;
+        }
+        if sums {
+            let (of, pushed) = &mut self.sums;
+            if *of != clock {
+                (*of, *pushed) = (clock, 0);
+            }
+            *pushed = pushed.saturating_add(parts);
+            if *pushed == self.workers {
+                self.clock = self.clock.max(clock);
+            }
+        }
+        self.busy += began.elapsed();
+        Ok(())
+    }
+}
+
+/// The two numbers of 32 bits in an integer.
+fn halves(both: i64) -> [i32; 2] {
+    [both as i32, (both >> 32) as i32]
+}
+
+/// The sums of both, in one integer.
+fn add_halves(a: i64, b: i64) -> i64 {
+    let ([low, high], b) = (halves(a), halves(b));
+    let [low, high] = [low.wrapping_add(b[0]), high.wrapping_add(b[1])];
+    i64::from(low as u32) | i64::from(high) << 32
+}
+
 impl Block {
+    /// Number of parts that have come for a row of task `clock`, if that is a sum.
+    fn parts(&self, kind: Kind, clock: u64) -> Option<usize> {
+        match kind {
+            Kind::Gram => Some(self.parts),
+            Kind::Step | Kind::Sum if self.sum.clock == clock => Some(self.sum.pushed),
+            Kind::Step | Kind::Sum => Some(0),
+            Kind::Plan | Kind::Way | Kind::Place => None,
+        }
+    }
+
     fn hold(&self, columns: usize) -> Result<(), String> {
         match self.place.len() {
             own if own == columns => Ok(()),
@@ -264,18 +329,23 @@ impl Block {
         }
     }
 
-    /// Adds a worker's part of the Hessian: the lower triangle row by row, two numbers of 32 bits
-    /// in each integer. The last part makes it a matrix.
-    fn add_gram(&mut self, part: &[i64], units: Units, workers: usize) -> Result<(), String> {
+    /// Adds workers' parts of the Hessian, or the sum of this many: the lower triangle row by row,
+    /// two numbers of 32 bits in each integer. The last part makes it a matrix.
+    fn add_gram(
+        &mut self,
+        (part, parts): (&[i64], usize),
+        units: Units,
+        workers: usize,
+    ) -> Result<(), String> {
         let n = self.place.len();
         if part.len() != self.entries.len() / 2 {
             return Err(format!("{} integers are no triangle of {n} columns", part.len()));
         }
         for (sums, part) in self.entries.as_chunks_mut::<2>().0.iter_mut().zip(part) {
-            sums[0] = sums[0].wrapping_add(*part as i32);
-            sums[1] = sums[1].wrapping_add((*part >> 32) as i32);
+            let part = halves(*part);
+            *sums = [sums[0].wrapping_add(part[0]), sums[1].wrapping_add(part[1])];
         }
-        self.parts += 1;
+        self.parts = self.parts.saturating_add(parts);
         if self.parts < workers {
             return Ok(());
         }
@@ -378,31 +448,8 @@ impl caravan_kv::Shard for Blocks {
     }
 
     fn push(&mut self, request: &Request<'_>, _memory: &Pool) -> Result<(), String> {
-        let began = Instant::now();
-        let mut values = i64::view(request.values).ok_or("blocks are of integers")?;
-        if request.lengths.len() != request.keys.len() {
-            return Err("rows of blocks have their own lengths".to_owned());
-        }
-        let mut sums = false;
-        for (&key, &length) in request.keys.iter().zip(request.lengths) {
-            let (own, rest) = values.split_at_checked(length as usize).ok_or("a row is cut off")?;
-            values = rest;
-            let (kind, slot) = Kind::of(key).ok_or_else(|| format!("there is no row {key}"))?;
-            sums |= kind == Kind::Sum;
-            self.put(request.clock, kind, slot, own)?;
-        }
-        if sums {
-            let (clock, pushed) = &mut self.sums;
-            if *clock != request.clock {
-                (*clock, *pushed) = (request.clock, 0);
-            }
-            *pushed += 1;
-            if *pushed == self.workers {
-                self.clock = self.clock.max(request.clock);
-            }
-        }
-        self.busy += began.elapsed();
-        Ok(())
+        let values = i64::view(request.values).ok_or("blocks are of integers")?;
+        self.put_all((request.clock, 1), request.keys, request.lengths, values)
     }
 
     fn pull(&mut self, request: &Request<'_>) -> Result<Pulled<'_>, String> {
@@ -435,6 +482,45 @@ impl caravan_kv::Shard for Blocks {
 
     image::methods!(state::write, state::read);
 
+    /// Workers push the same rows of one kind: the Hessians of blocks one by one, without a clock.
+    fn part(&self, request: &Request<'_>) -> Option<Part> {
+        let key = *request.keys.first()?;
+        let (kind, slot) = Kind::of(key)?;
+        let has = self.blocks.get(&slot)?.parts(kind, request.clock)?;
+        let (of, left) = (self.workers, self.workers.checked_sub(has)?);
+        Some(Part { sum: if kind == Kind::Gram { key } else { request.clock }, of, left })
+    }
+
+    fn add_up(&self, parts: &[Request<'_>], extract: &mut Extract) -> bool {
+        let Some(first) = parts.first() else { return false };
+        let is_gram = first.keys.first().and_then(|key| Kind::of(*key));
+        let is_gram = is_gram.is_some_and(|(kind, _)| kind == Kind::Gram);
+        let mut sums = vec![0; first.values.len() / i64::BYTES];
+        for part in parts {
+            let values = i64::view(part.values).unwrap_or_default();
+            if (part.keys, part.lengths, values.len()) != (first.keys, first.lengths, sums.len()) {
+                return false;
+            }
+            for (sum, part) in sums.iter_mut().zip(values) {
+                *sum = if is_gram { add_halves(*sum, *part) } else { sum.wrapping_add(*part) };
+            }
+        }
+        Summed::write(parts, &sums, extract);
+        (extract.keys, extract.lengths) = (first.keys.to_vec(), first.lengths.to_vec());
+        true
+    }
+
+    fn take(
+        &mut self,
+        keys: &[u64],
+        lengths: &[u32],
+        values: &[u8],
+        _memory: &Pool,
+    ) -> Result<(), String> {
+        let Summed { clock, parts, values } = Summed::read(values)?;
+        self.put_all((clock, parts), keys, lengths, values)
+    }
+
     fn command(&mut self, _sender: u32, body: &[u8]) -> Result<Vec<u8>, String> {
         match serde_json::from_slice(body).map_err(|error| error.to_string())? {
             Command::Begin { lambda, l2, free, scale, units } => {
@@ -451,7 +537,12 @@ impl caravan_kv::Shard for Blocks {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+    use caravan_kv::Shard as _;
+    use caravan_van::KeyRange;
+
     use super::*;
+    use crate::dbpg::image::testing;
+    use crate::dbpg::sums;
     use crate::dbpg::gradient::tests::noise;
 
     const N: usize = 9;
@@ -477,7 +568,7 @@ mod tests {
             [k as i64, number(place[k]), number(gram[k * N + k])]
         });
         let plan: Vec<i64> = plan.collect();
-        blocks.put(0, Kind::Plan, 0, &plan).unwrap();
+        blocks.put((0, 1), Kind::Plan, 0, &plan).unwrap();
         let factor = |k: usize| units.factor(gram[k * N + k]);
         let entry = |k: usize, l: usize| gram[k * N + l] * units.of_all() * factor(k) * factor(l);
         let triangle = (0..N).flat_map(|k| (0..=k).map(move |l| (k, l)));
@@ -486,9 +577,71 @@ mod tests {
         let pairs = parts.as_chunks::<2>().0.iter();
         let pairs: Vec<i64> =
             pairs.map(|&[low, high]| i64::from(low as u32) | i64::from(high) << 32).collect();
-        blocks.put(0, Kind::Gram, 0, &pairs).unwrap();
-        blocks.put(0, Kind::Gram, 0, &pairs).unwrap();
+        blocks.put((0, 1), Kind::Gram, 0, &pairs).unwrap();
+        blocks.put((0, 1), Kind::Gram, 0, &pairs).unwrap();
         blocks
+    }
+
+    /// Of the rows of each kind that is a sum: those of two workers, and their sum in their place.
+    #[test]
+    fn a_sum_of_pushes_does_what_they_do() {
+        let (gram, options) = (gram(), serde_json::json!({ "workers": 2 }));
+        let planned = || {
+            let mut blocks = Blocks::new(&options, &Pool::new(1 << 22)).unwrap();
+            blocks.begin(0.5, 0.25, Some(4), Scale::new(100, 10.0), Units::Own);
+            let number = |x: f64| x.to_bits() as i64;
+            for slot in 0..2 {
+                let column = |k: usize| [k as i64, number(0.5), number(gram[k * N + k])];
+                let plan: Vec<i64> = (0..N).flat_map(column).collect();
+                blocks.put((0, 1), Kind::Plan, slot, &plan).unwrap();
+            }
+            blocks
+        };
+        let go_on = |blocks: &mut Blocks, (kind, slots): (Kind, usize), clock: u64| {
+            let keys: Vec<u64> = (0..slots).map(|slot| kind.key(slot, 1)).collect();
+            let n = if kind == Kind::Gram { N * (N + 1) / 4 + 1 } else { N };
+            let pushed = |sender: u32| -> Vec<i64> {
+                let numbers = noise(slots * n, 7 + u64::from(sender) + clock);
+                numbers.iter().map(|number| (number * 1e18) as i64).collect()
+            };
+            let values = [pushed(1), pushed(2)];
+            let lengths = vec![n as u32; slots];
+            let part = |sender: u32| Request {
+                sender,
+                command: 0,
+                clock,
+                range: KeyRange::ALL,
+                keys: &keys,
+                lengths: &lengths,
+                values: i64::bytes(&values[sender as usize - 1]),
+                pushes: true,
+                pulls: false,
+                rows: None,
+            };
+            let before = testing::image(blocks);
+            let new = || {
+                let mut copy = Blocks::new(&options, &Pool::new(1 << 22)).unwrap();
+                copy.restore(&before, &Pool::new(1 << 22)).unwrap();
+                copy
+            };
+            let [first, copy] = sums::testing::add_up(new(), new, &[part(2), part(1)]);
+            let images = [first, copy].map(|mut blocks| {
+                blocks.busy = Duration::ZERO;
+                testing::image(&blocks)
+            });
+            assert_eq!(images[0], images[1], "{kind:?}");
+            assert_ne!(images[0], before);
+            blocks.restore(&images[0], &Pool::new(1 << 22)).unwrap();
+        };
+        let mut blocks = planned();
+        go_on(&mut blocks, (Kind::Gram, 1), 0);
+        blocks.put((0, 1), Kind::Gram, 1, &vec![1; N * (N + 1) / 4 + 1]).unwrap();
+        assert_eq!(blocks.blocks[&1].parts(Kind::Gram, 0), Some(1));
+        go_on(&mut blocks, (Kind::Step, 1), 1);
+        go_on(&mut blocks, (Kind::Sum, 2), 2);
+        assert_eq!(blocks.clock, 2);
+        let part = |kind: Kind| blocks.blocks[&0].parts(kind, 3);
+        assert_eq!([Kind::Plan, Kind::Way, Kind::Place].map(part), [None; 3]);
     }
 
     /// Steps end where no coordinate can gain, for both units, and say how much they gain.
@@ -521,9 +674,9 @@ mod tests {
                 let slope =
                     |k: usize| first[k] + (0..N).map(|l| gram[k * N + l] * moved[l]).sum::<f64>();
                 let parts: Vec<i64> = (0..N).map(|k| scale.to(slope(k) / 2.0)).collect();
-                blocks.put(clock, Kind::Step, 0, &parts).unwrap();
+                blocks.put((clock, 1), Kind::Step, 0, &parts).unwrap();
                 assert_eq!(blocks.clock, clock - 1, "one worker has not pushed");
-                blocks.put(clock, Kind::Step, 0, &parts).unwrap();
+                blocks.put((clock, 1), Kind::Step, 0, &parts).unwrap();
                 assert_eq!(blocks.clock, clock);
                 gained += blocks.stepped.last().unwrap().gain;
             }
@@ -549,18 +702,18 @@ mod tests {
             (Kind::Plan, 1, 3 * BLOCK_COLUMNS_MAX + 3, "1024 columns"),
             (Kind::Gram, 0, 1, "no triangle of 9"),
         ] {
-            let error = blocks.put(9, kind, slot, &vec![0; numbers]).unwrap_err();
+            let error = blocks.put((9, 1), kind, slot, &vec![0; numbers]).unwrap_err();
             assert!(error.contains(why), "{error}");
         }
-        let nan = blocks.put(9, Kind::Place, 0, &bits(&[f64::NAN; N]));
+        let nan = blocks.put((9, 1), Kind::Place, 0, &bits(&[f64::NAN; N]));
         assert_eq!(nan, Ok(()), "it is refused with the next step");
-        blocks.put(9, Kind::Step, 0, &[0; N]).unwrap();
-        let error = blocks.put(9, Kind::Step, 0, &[0; N]).unwrap_err();
+        blocks.put((9, 1), Kind::Step, 0, &[0; N]).unwrap();
+        let error = blocks.put((9, 1), Kind::Step, 0, &[0; N]).unwrap_err();
         assert!(error.contains("not a finite number"), "{error}");
-        blocks.put(10, Kind::Sum, 0, &[1, 2]).unwrap();
-        assert!(blocks.put(10, Kind::Sum, 0, &[1]).unwrap_err().contains("2 and 1 numbers"));
+        blocks.put((10, 1), Kind::Sum, 0, &[1, 2]).unwrap();
+        assert!(blocks.put((10, 1), Kind::Sum, 0, &[1]).unwrap_err().contains("2 and 1 numbers"));
         let large = vec![0; 3 * BLOCK_COLUMNS_MAX];
-        let error = (1..9).find_map(|slot| blocks.put(9, Kind::Plan, slot, &large).err()).unwrap();
+        let error = (1..9).find_map(|slot| blocks.put((9, 1), Kind::Plan, slot, &large).err()).unwrap();
         assert!(error.contains("blocks of a working set would take"), "{error}");
         assert!(Blocks::new(&serde_json::json!({ "workers": 0 }), &Pool::new(9)).is_err());
     }

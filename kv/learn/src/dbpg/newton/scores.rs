@@ -6,12 +6,13 @@
 
 use std::time::{Duration, Instant};
 
-use caravan_kv::server::{Pulled, Request};
+use caravan_kv::server::{Extract, Part, Pulled, Request};
 use caravan_van::{Account, Pool, Value};
 use serde::{Deserialize, Serialize};
 
 use super::fixed::Scale;
 use crate::dbpg::image::{self, Reader, Writer};
+use crate::dbpg::sums::{Summed, add_pairs};
 
 /// Name of this shard's update rule.
 pub(crate) const HANDLE: &str = "dbpg-scores";
@@ -139,6 +140,8 @@ const KEY_BYTES: usize = 48;
 pub(crate) struct Scores {
     /// Number of the measurement.
     clock: u64,
+    /// Number of pushes to it, and to the one before: those workers push that have columns here.
+    parts: [usize; 2],
     keys: Vec<u64>,
     /// Of gradients and curvatures: `[keys]`.
     sums: Vec<[i64; 2]>,
@@ -154,6 +157,7 @@ impl Scores {
     pub(crate) fn new(memory: &Pool) -> Self {
         Scores {
             clock: 0,
+            parts: [0; 2],
             keys: Vec::new(),
             sums: Vec::new(),
             weights: Vec::new(),
@@ -163,15 +167,23 @@ impl Scores {
         }
     }
 
-    /// Adds one worker's part of measurement `clock`.
-    fn add(&mut self, clock: u64, keys: &[u64], parts: &[[i64; 2]]) -> Result<(), String> {
+    /// Adds the pushes of this many workers to measurement `clock`, or their sum.
+    fn add(
+        &mut self,
+        clock: u64,
+        workers: usize,
+        keys: &[u64],
+        parts: &[[i64; 2]],
+    ) -> Result<(), String> {
         let room = (self.keys.len() + keys.len()) * KEY_BYTES;
         self.memory.set(room).map_err(|error| error.to_string())?;
         if clock != self.clock {
             self.clock = clock;
+            self.parts = [0, self.parts[0]];
             self.busy = Duration::ZERO;
             self.sums.fill([0; 2]);
         }
+        self.parts[0] = self.parts[0].saturating_add(workers);
         if self.keys != keys && !keys.iter().all(|key| self.keys.binary_search(key).is_ok()) {
             self.insert(keys);
         }
@@ -190,6 +202,7 @@ impl Scores {
         image.number(self.memory.bytes() as u64);
         image.time(self.busy);
         image.number(self.clock);
+        image.places(&self.parts);
         image.list(&self.keys);
         image.list(self.sums.as_flattened());
         image.number(self.weights_clock);
@@ -206,6 +219,8 @@ impl Scores {
         self.memory.set(most.max(bytes.len())).map_err(|error| error.to_string())?;
         self.busy = image.time()?;
         self.clock = image.number()?;
+        let parts = image.places()?.try_into();
+        self.parts = parts.map_err(|_| "the image of a shard is damaged: pushes of no measurement")?;
         self.keys = image::keys(&mut image)?;
         self.sums = image::pairs(image.list()?)?;
         image::check(self.sums.len() == self.keys.len(), "sums of other keys")?;
@@ -308,7 +323,7 @@ impl caravan_kv::Shard for Scores {
             self.weights_clock = request.clock;
             return Ok(());
         }
-        self.add(request.clock, request.keys, values.as_chunks::<2>().0)?;
+        self.add(request.clock, 1, request.keys, values.as_chunks::<2>().0)?;
         self.busy += began.elapsed();
         Ok(())
     }
@@ -322,6 +337,36 @@ impl caravan_kv::Shard for Scores {
     }
 
     image::methods!(Scores::write, Scores::read);
+
+    /// As many workers push as to the measurement before.
+    fn part(&self, request: &Request<'_>) -> Option<Part> {
+        let [has, of] = match request.clock == self.clock {
+            true => self.parts,
+            false => [0, self.parts[0]],
+        };
+        let is_part = request.lengths.first() == Some(&2) && has < of;
+        is_part.then(|| Part { sum: request.clock, of, left: of - has })
+    }
+
+    fn add_up(&self, parts: &[Request<'_>], extract: &mut Extract) -> bool {
+        add_pairs(parts, extract).is_some()
+    }
+
+    fn take(
+        &mut self,
+        keys: &[u64],
+        lengths: &[u32],
+        values: &[u8],
+        _memory: &Pool,
+    ) -> Result<(), String> {
+        let Summed { clock, parts, values } = Summed::<i64>::read(values)?;
+        let (pairs, rest) = values.as_chunks::<2>();
+        let are_pairs = rest.is_empty() && pairs.len() == keys.len();
+        if !are_pairs || lengths.iter().any(|length| *length != 2) {
+            return Err(format!("a sum of {} keys came with {} values", keys.len(), values.len()));
+        }
+        self.add(clock, parts, keys, pairs)
+    }
 
     fn command(&mut self, _sender: u32, body: &[u8]) -> Result<Vec<u8>, String> {
         let command = serde_json::from_slice(body).map_err(|error| error.to_string())?;
@@ -349,7 +394,9 @@ mod tests {
 
     use super::*;
     use crate::dbpg::image::testing;
+    use crate::dbpg::sums;
     use caravan_kv::Shard;
+    use caravan_van::KeyRange;
 
     const ONE: Scale = Scale { up: 1.0, down: 1.0 };
 
@@ -369,13 +416,13 @@ mod tests {
     #[test]
     fn parts_add_up_and_the_worst_columns_are_named() {
         let mut scores = Scores::new(&Pool::new(1 << 20));
-        scores.add(1, &[2, 5, 7], &[[3, 1], [-8, 4], [1, 1]]).unwrap();
-        scores.add(1, &[3, 5, 9], &[[9, 1], [1, 5], [6, 2]]).unwrap();
+        scores.add(1, 1, &[2, 5, 7], &[[3, 1], [-8, 4], [1, 1]]).unwrap();
+        scores.add(1, 1, &[3, 5, 9], &[[9, 1], [1, 5], [6, 2]]).unwrap();
         (scores.weights, scores.weights_clock) = (vec![(7, 2.0)], 1);
         let column = |key, weight, gradient, curvature| Column { key, weight, gradient, curvature };
         let new = || Scores::new(&Pool::new(1 << 20));
         let go_on = |scores: &mut Scores| {
-            let _ = scores.add(1, &[3, 8], &[[1, 1]; 2]);
+            let _ = scores.add(1, 1, &[3, 8], &[[1, 1]; 2]);
             let excess = Command::Excess { limit: 1.0, free: None, scale: ONE };
             let _ = scores.command(0, &serde_json::to_vec(&excess).unwrap());
         };
@@ -396,7 +443,7 @@ mod tests {
         let excess = Command::Excess { limit: 2.0, free: Some(9), scale: ONE };
         let excess = scores.command(0, &serde_json::to_vec(&excess).unwrap()).unwrap();
         assert_eq!(excess, b"75.0");
-        scores.add(2, &[2], &[[1, 1]]).unwrap();
+        scores.add(2, 1, &[2], &[[1, 1]]).unwrap();
         assert_eq!(scores.sums, [[1, 1], [0, 0], [0, 0], [0, 0], [0, 0]], "a new measurement");
         let command = Command::Select {
             clock: 1,
@@ -409,7 +456,46 @@ mod tests {
         let error = scores.command(0, &serde_json::to_vec(&command).unwrap()).unwrap_err();
         assert!(error.contains("measurement 1") && error.contains('2'), "{error}");
         let many: Vec<u64> = (0..60_000).collect();
-        let error = scores.add(3, &many, &vec![[1; 2]; 60_000]).unwrap_err();
+        let error = scores.add(3, 1, &many, &vec![[1; 2]; 60_000]).unwrap_err();
         assert!(error.contains("gradients of columns would take"), "{error}");
+    }
+
+    /// Two of three workers have columns here, and not the same.
+    #[test]
+    fn a_sum_of_pushes_does_what_they_do() {
+        let pool = || Pool::new(1 << 20);
+        let keys = [&[2_u64, 5, 7][..], &[3, 5]];
+        let values: [&[i64]; 2] = [&[3, 1, -8, 4, i64::MAX, 1], &[9, 1, 1, 5]];
+        let request = |clock: u64, worker: usize| Request {
+            sender: worker as u32,
+            command: 0,
+            clock,
+            range: KeyRange::ALL,
+            keys: keys[worker],
+            lengths: &[2; 3][..keys[worker].len()],
+            values: i64::bytes(values[worker]),
+            pushes: true,
+            pulls: false,
+            rows: None,
+        };
+        let new = || {
+            let mut scores = Scores::new(&pool());
+            for worker in [0, 1] {
+                let request = request(1, worker);
+                assert_eq!(scores.part(&request), None, "who pushes is not known before");
+                scores.push(&request, &pool()).unwrap();
+            }
+            scores
+        };
+        let parts = [request(2, 1), request(2, 0)];
+        let [first, copy] = sums::testing::add_up(new(), new, &parts);
+        assert_eq!((&copy.keys[..], &copy.sums), (&[2, 3, 5, 7][..], &first.sums));
+        assert_eq!(copy.sums[2], [-7, 9]);
+        let images = [first, copy].map(|mut scores| {
+            scores.busy = Duration::ZERO;
+            scores.memory.set(0).unwrap();
+            testing::image(&scores)
+        });
+        assert_eq!(images[0], images[1]);
     }
 }

@@ -97,8 +97,9 @@ fn positions(image: &mut Reader<'_>, keys: usize) -> Result<Held, String> {
 
 impl Task {
     fn write(&self, image: &mut Writer<'_>) {
-        let Task { block, missing, early, sum } = self;
+        let Task { block, workers, missing, early, sum } = self;
         image.number(*block as u64);
+        image.number(*workers as u64);
         image.list(missing);
         image.number(early.len() as u64);
         for (worker, Push { positions, gradient, curvature, active }) in early {
@@ -116,6 +117,7 @@ impl Task {
         let block = usize::try_from(image.number()?).unwrap_or(usize::MAX);
         let range = ranges.get(block);
         let len = range.ok_or("the image of a shard is damaged: there is no such block")?.len();
+        let workers = usize::try_from(image.number()?).unwrap_or(usize::MAX);
         let missing: Vec<u32> = image.list()?;
         image::check(missing.is_sorted_by(|a, b| a < b), "workers are not in order")?;
         let mut early = BTreeMap::new();
@@ -128,7 +130,7 @@ impl Task {
             _ => Some(BlockSum::read(image, len)?),
         };
         image::check(early.is_empty() || sum.is_some(), "pushes without a sum")?;
-        Ok(Task { block, missing, early, sum })
+        Ok(Task { block, workers, missing, early, sum })
     }
 }
 
@@ -150,12 +152,13 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
     use caravan_kv::Shard as _;
-    use caravan_kv::server::Request;
+    use caravan_kv::server::{Extract, Request};
     use caravan_van::{KeyRange, Pool, Value};
 
     use super::*;
     use crate::dbpg::image::testing;
     use crate::dbpg::orders::{Command, Options};
+    use crate::dbpg::sums;
 
     const KEYS: [u64; 4] = [1, 3, 12, 14];
 
@@ -260,6 +263,54 @@ mod tests {
                 after
             });
             assert_eq!(images[0], images[1], "stage {count}");
+        }
+    }
+
+    /// Three workers with other columns each, one of which has filtered one: their pushes in any
+    /// order, and their sum in their place, to the bit.
+    #[test]
+    fn a_sum_of_pushes_does_what_they_do() {
+        let pool = Pool::new(1 << 20);
+        for rounds in [false, true] {
+            let begun = || {
+                let mut shard = Shard::new(&Options { rounds, ..options() }, &pool).unwrap();
+                for (sender, keys) in [(0, &KEYS[..]), (1, &KEYS[..2]), (2, &KEYS[1..])] {
+                    push(&mut shard, sender, 0, keys).unwrap();
+                }
+                command(&mut shard, &pass(1, None)).unwrap();
+                shard
+            };
+            let keys = [&KEYS[..2], &KEYS[..2], &KEYS[1..2]];
+            let lengths = [&[2, 2][..], &[0, 2], &[2]];
+            let values: [&[f64]; 3] = [&[-3.1, 0.7, 4.1, 0.3], &[0.2, 0.5], &[1e-17, 0.9]];
+            let request = |worker: usize| Request {
+                sender: worker as u32,
+                command: 0,
+                clock: 1,
+                range: KeyRange::new(0, 100).unwrap(),
+                keys: keys[worker],
+                lengths: lengths[worker],
+                values: f64::bytes(values[worker]),
+                pushes: true,
+                pulls: false,
+                rows: None,
+            };
+            let parts = [2, 0, 1].map(request);
+            let [first, mut copy] = sums::testing::add_up(begun(), begun, &parts);
+            let state = |shard: &Shard| {
+                let mut image = Vec::new();
+                shard.state.write(&mut Writer::to(&mut image));
+                let others = shard.memory.bytes() - shard.keys_max * super::super::PUSHED_BYTES;
+                (image, shard.gains.clone(), shard.clock, others)
+            };
+            assert_eq!(state(&first), state(&copy));
+            assert_eq!(copy.clock, 1);
+            assert_ne!(copy.state.weights()[1], 0.0);
+            let mut extract = Extract::default();
+            assert!(first.add_up(&parts[..2], &mut extract));
+            let Extract { keys, lengths, values } = extract;
+            assert!(begun().take(&keys, &lengths, &values, &pool).is_err(), "one is missing");
+            assert!(copy.take(&keys, &lengths, &values, &pool).is_err(), "it has stepped");
         }
     }
 }

@@ -8,7 +8,8 @@
 //! 2014, section 4.3). Where rows take more bytes, as those of workers that push different keys or
 //! of rules with hidden values, the pushes go on as they are.
 //!
-//! The message says which requests are in its rows. A copy takes all of them at once, or none, so
+//! The pushes of a sum go on together as well (`sums.rs`). The message says which requests are in its
+//! rows. A copy takes all of them at once, or none, so
 //! what comes again is known as before.
 //!
 //! Path: codec > thread > **tables** > shard > store > answer.
@@ -72,34 +73,37 @@ impl Mark {
 }
 
 impl Inputs {
-    /// Of several pushes, and of what was said of clocks between them, that this shard has applied:
-    /// the rows that they have changed. `None` if these take more bytes, or are not to be had.
-    fn gathered(all: &[Unconfirmed], shard: &dyn Shard) -> Option<Inputs> {
-        let last = &all.last()?.inputs;
-        let pushes = || all.iter().map(|item| &item.inputs).filter(|it| it.op == Op::Push);
-        let mut keys: Vec<u64> = pushes().flat_map(|push| &push.keys).copied().collect();
-        let pushed = keys.len();
-        keys.sort_unstable();
-        keys.dedup();
-        if keys.len() == pushed {
-            return None;
-        }
-        let mut rows = Extract::default();
-        if !shard.give_of(&keys, &mut rows) {
-            return None;
-        }
-        let longest = pushes().map(Inputs::payload).max()?;
-        let alone: usize = pushes().map(Inputs::payload).sum();
-        if rows.bytes() >= alone || rows.bytes() > longest.max(BYTES_MAX) {
+    /// Of several pushes, and of what was said of clocks between them: `rows`, which have all that
+    /// they do to a shard. `None` if these take more bytes.
+    fn together(all: &[Unconfirmed], rows: &Extract) -> Option<Inputs> {
+        let payloads = || pushes(all).map(Inputs::payload);
+        let alone: usize = payloads().sum();
+        if rows.bytes() >= alone || rows.bytes() > payloads().max()?.max(BYTES_MAX) {
             return None;
         }
         let mut values = (all.len() as u64).to_le_bytes().to_vec();
         all.iter().for_each(|item| Mark::of(&item.inputs).write(&mut values));
-        values.extend(rows.values);
-        let Inputs { sender, timestamp, clock, .. } = *last;
-        let (op, keys, lengths) = (Op::Rows, rows.keys, rows.lengths);
+        values.extend(&rows.values);
+        let Inputs { sender, timestamp, clock, .. } = all.last()?.inputs;
+        let (op, keys, lengths) = (Op::Rows, rows.keys.clone(), rows.lengths.clone());
         Some(Inputs { op, ends: 0, sender, timestamp, command: 0, clock, keys, lengths, values })
     }
+}
+
+/// Those of several inputs that are pushes.
+pub(super) fn pushes(all: &[Unconfirmed]) -> impl Iterator<Item = &Inputs> {
+    all.iter().map(|item| &item.inputs).filter(|inputs| inputs.op == Op::Push)
+}
+
+/// The rows that pushes have changed, which this shard has applied; none if the keys of no two of
+/// them are the same, or rows are not to be had.
+fn changed(all: &[Unconfirmed], shard: &dyn Shard) -> Option<Extract> {
+    let mut keys: Vec<u64> = pushes(all).flat_map(|push| &push.keys).copied().collect();
+    let pushed = keys.len();
+    keys.sort_unstable();
+    keys.dedup();
+    let mut rows = Extract::default();
+    (keys.len() < pushed && shard.give_of(&keys, &mut rows)).then_some(rows)
 }
 
 impl Chains {
@@ -117,11 +121,24 @@ impl Chains {
         }
         let all = std::mem::take(&mut chain.gathered);
         self.gathered = self.gathered.saturating_sub(all.len());
-        let Some(inputs) = Inputs::gathered(&all, shard) else {
+        let rows = changed(&all, shard);
+        self.pass_together(lanes, chain, index, place, all, rows);
+    }
+
+    /// Passes on several requests as `rows`, which have all that they do, or else one by one.
+    pub(super) fn pass_together(
+        &mut self,
+        lanes: &mut Lanes,
+        chain: &mut Chain,
+        index: usize,
+        place: (u32, KeyRange),
+        all: Vec<Unconfirmed>,
+        rows: Option<Extract>,
+    ) {
+        let Some(inputs) = rows.and_then(|rows| Inputs::together(&all, &rows)) else {
             return all.into_iter().for_each(|item| self.pass_on(lanes, chain, index, place, item));
         };
-        self.counters.gathered +=
-            all.iter().filter(|item| item.inputs.op == Op::Push).count() as u64;
+        self.counters.gathered += pushes(&all).count() as u64;
         let replies = all.into_iter().flat_map(|item| item.replies).collect();
         self.pass_on(lanes, chain, index, place, Unconfirmed { number: 0, inputs, replies });
     }

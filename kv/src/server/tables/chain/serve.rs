@@ -123,6 +123,7 @@ impl Tables {
         let item = Unconfirmed { number: 0, inputs, replies };
         let place = (*number, *range);
         chains.pass_gathered(lanes, chain, &**shard, *index, place);
+        chains.pass_parts(lanes, chain, *index, place);
         chains.pass_on(lanes, chain, *index, place, item);
     }
 
@@ -218,6 +219,7 @@ impl Entry {
             request.lengths = decoded.lengths.as_deref().unwrap_or(request.lengths);
         }
         let is_input = asked.input().is_some();
+        let part = self.part(new, op, &request);
         let outcome = judged.and_then(|()| self.execute(lanes, mark, (is_input, new), &request));
         let effect = match (&outcome, new) {
             (Err(_), Some(new)) => keeps_order(new).then_some(Op::Refused),
@@ -251,13 +253,22 @@ impl Entry {
         }
         let inputs = Inputs::of(effect, ends, mark, &request);
         let item = Unconfirmed { number: 0, inputs, replies: vec![Reply { to, answer }] };
-        if gathers && effect == new {
-            chain.gathered.push(item);
-            chains.gathered += 1;
-            chains.is_due = true;
-        } else {
-            chains.pass_gathered(lanes, chain, &**shard, index, place);
-            chains.pass_on(lanes, chain, index, place, item);
+        match part {
+            _ if gathers && effect == new => {
+                chain.gathered.push(item);
+                chains.gathered += 1;
+                chains.is_due = true;
+            }
+            Some(part) if effect == new => {
+                chains.gather_part(lanes, chain, &**shard, index, place, (part, item));
+            }
+            _ => {
+                chains.pass_gathered(lanes, chain, &**shard, index, place);
+                if is_input {
+                    chains.pass_parts(lanes, chain, index, place);
+                }
+                chains.pass_on(lanes, chain, index, place, item);
+            }
         }
         Ok(None)
     }

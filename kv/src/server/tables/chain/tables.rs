@@ -402,7 +402,8 @@ impl Tables {
             self.moves.released.append(&mut chain.held);
             self.moves.released.extend(chain.awaiting.drain(..).map(|awaiting| awaiting.held));
             self.chains.gathered -= chain.gathered.len();
-            chain.unconfirmed.drain(..).chain(chain.gathered.drain(..))
+            let parts = chain.take_parts();
+            chain.unconfirmed.drain(..).chain(chain.gathered.drain(..)).chain(parts)
         });
         let unconfirmed = items.flat_map(|item| item.replies).map(|reply| reply.to);
         unconfirmed.chain(self.owed.take_of(table)).collect()

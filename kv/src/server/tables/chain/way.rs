@@ -44,6 +44,11 @@ pub(super) struct Way<'a> {
 impl Way<'_> {
     /// Posts a message; returns its number, or `None` if it cannot be posted now.
     pub(super) fn post(&mut self, draft: Draft<'_>, op: Op) -> Option<u64> {
+        let coding = if op == Op::Rows { Coding::compact() } else { Coding::plain() };
+        self.post_coded(draft, op, coding)
+    }
+
+    fn post_coded(&mut self, draft: Draft<'_>, op: Op, mut coding: Coding) -> Option<u64> {
         let peer = self.lane.peer?;
         let number = *self.count + 1;
         let draft = Draft {
@@ -53,7 +58,6 @@ impl Way<'_> {
             timestamp: number,
             ..draft
         };
-        let mut coding = if op == Op::Rows { Coding::compact() } else { Coding::plain() };
         if let Err(error) = self.lanes.post(peer, draft, &mut coding) {
             tracing::debug!(%error, "a copy has to wait");
             return None;
@@ -82,7 +86,8 @@ impl Way<'_> {
             values: Values::Copied(&values),
             ..Draft::new(Kind::Request)
         };
-        self.post(draft, Op::Replicate)
+        let coding = if inputs.op == Op::Rows { Coding::compact() } else { Coding::plain() };
+        self.post_coded(draft, Op::Replicate, coding)
     }
 }
 

@@ -134,8 +134,8 @@ mod tests {
     fn go_on(blocks: &mut Blocks) {
         for clock in [7, 8] {
             for _ in 0..2 {
-                let _ = blocks.put(1, Kind::Gram, 0, &[1 << 20, 1 << 20]);
-                let _ = blocks.put(clock, Kind::Sum, 0, &[3, 4]);
+                let _ = blocks.put((1, 1), Kind::Gram, 0, &[1 << 20, 1 << 20]);
+                let _ = blocks.put((clock, 1), Kind::Sum, 0, &[3, 4]);
             }
         }
     }
@@ -151,16 +151,16 @@ mod tests {
             &|_| {},
             &|blocks| {
                 blocks.begin(0.5, 0.25, Some(4), Scale::new(100, 10.0), Units::Same(1024.0));
-                blocks.put(1, Kind::Plan, 0, &plan).unwrap();
-                blocks.put(1, Kind::Gram, 0, &gram).unwrap();
+                blocks.put((1, 1), Kind::Plan, 0, &plan).unwrap();
+                blocks.put((1, 1), Kind::Gram, 0, &gram).unwrap();
             },
             &|blocks| {
-                blocks.put(1, Kind::Gram, 0, &gram).unwrap();
-                blocks.put(2, Kind::Step, 0, &[9 << 30, 1]).unwrap();
+                blocks.put((1, 1), Kind::Gram, 0, &gram).unwrap();
+                blocks.put((2, 1), Kind::Step, 0, &[9 << 30, 1]).unwrap();
             },
             &|blocks| {
-                blocks.put(2, Kind::Step, 0, &[1, -9 << 30]).unwrap();
-                blocks.put(5, Kind::Sum, 0, &[5, 6]).unwrap();
+                blocks.put((2, 1), Kind::Step, 0, &[1, -9 << 30]).unwrap();
+                blocks.put((5, 1), Kind::Sum, 0, &[5, 6]).unwrap();
                 assert!(blocks.clock == 2 && blocks.stepped.len() == 1);
             },
             &|blocks| blocks.begin(0.5, 0.0, None, Scale::new(100, 10.0), Units::Own),

@@ -1,0 +1,163 @@
+//! What goes on together: the parts of a sum, as the sum.
+//!
+//! Some shards add up a push of each worker before anything comes of them, as those of DBPG do with
+//! gradients ([`Shard::part`]). The first thread of their chain applies each part as it comes, keeps
+//! it until all are there, and then passes on their sum: a copy gets f(x + y) instead of x and y
+//! (Li et al., OSDI 2014, section 4.3). Workers hear when the copies have the sum.
+//!
+//! A worker's inputs keep their order, since what comes again is known by it. So sums go on in the
+//! order of their numbers, which those of a worker's parts follow; and whatever else is an input has
+//! the parts before it pass on as they are. So do parts whose sum is not complete after [`LATE`]: a
+//! worker that is slow or gone holds up no other.
+//!
+//! Path: codec > thread > **tables** > shard > store > answer.
+
+use std::time::Duration;
+
+use caravan_van::{KeyRange, Lanes};
+
+use super::gathered::pushes;
+use super::{Chain, Chains, Inputs, Link, Unconfirmed};
+use crate::op::Op;
+use crate::server::shard::{Extract, Part, Request, Shard};
+use crate::server::tables::{Entry, Tables};
+
+/// Time after which parts pass on as they are.
+const LATE: Duration = Duration::from_secs(1);
+
+/// Parts of a sum that were applied and wait for the others.
+pub(super) struct Sum {
+    number: u64,
+    parts: Vec<Unconfirmed>,
+    /// Number of its parts, of which some may have passed on as they are.
+    of: usize,
+    is_complete: bool,
+    /// When the first of them came.
+    since: Duration,
+}
+
+impl Sum {
+    /// The sum of all its parts; none if some have passed on as they are, or one has all.
+    fn add_up(&self, shard: &dyn Shard) -> Option<Extract> {
+        let parts: Vec<_> = pushes(&self.parts).map(Inputs::request).collect();
+        let mut extract = Extract::default();
+        let is_whole = parts.len() == self.of && self.of > 1;
+        (is_whole && shard.add_up(&parts, &mut extract)).then_some(extract)
+    }
+}
+
+impl Inputs {
+    fn request(&self) -> Request<'_> {
+        let Inputs { sender, command, clock, keys, lengths, values, .. } = self;
+        Request {
+            sender: sender.node,
+            command: *command,
+            clock: *clock,
+            range: KeyRange::ALL,
+            keys,
+            lengths,
+            values,
+            pushes: true,
+            pulls: false,
+            rows: None,
+        }
+    }
+}
+
+impl Chain {
+    /// The parts that wait, in the order in which they may pass on.
+    pub(super) fn take_parts(&mut self) -> impl Iterator<Item = Unconfirmed> + use<> {
+        std::mem::take(&mut self.sums).into_iter().flat_map(|sum| sum.parts)
+    }
+
+    /// The requests that wait as parts.
+    pub(super) fn parts_mut(&mut self) -> impl Iterator<Item = &mut Unconfirmed> {
+        self.sums.iter_mut().flat_map(|sum| &mut sum.parts)
+    }
+
+    /// Keeps a part of a sum.
+    fn keep(&mut self, part: Part, item: Unconfirmed, now: Duration) {
+        let Part { sum: number, of, left } = part;
+        let at = self.sums.partition_point(|it| it.number < number);
+        if self.sums.get(at).is_none_or(|it| it.number != number) {
+            let new = Sum { number, parts: Vec::new(), of, is_complete: false, since: now };
+            self.sums.insert(at, new);
+        }
+        let sum = &mut self.sums[at];
+        sum.parts.push(item);
+        sum.is_complete = left <= 1;
+    }
+
+    /// Whether a part comes behind all that its worker has pushed before.
+    fn is_in_order(&self, part: Part, item: &Unconfirmed) -> bool {
+        let from = self.sums.partition_point(|it| it.number < part.sum);
+        let mut later = self.sums.range(from..).flat_map(|sum| &sum.parts);
+        later.all(|it| it.inputs.sender != item.inputs.sender)
+    }
+}
+
+impl Chains {
+    /// Keeps a part that was applied, and passes on the sums that are complete.
+    pub(super) fn gather_part(
+        &mut self,
+        lanes: &mut Lanes,
+        chain: &mut Chain,
+        shard: &dyn Shard,
+        index: usize,
+        place: (u32, KeyRange),
+        (part, item): (Part, Unconfirmed),
+    ) {
+        if !chain.is_in_order(part, &item) {
+            self.pass_parts(lanes, chain, index, place);
+        }
+        let now = lanes.now();
+        chain.keep(part, item, now);
+        self.parts_since.get_or_insert(now);
+        while let Some(sum) = chain.sums.pop_front_if(|sum| sum.is_complete) {
+            let rows = sum.add_up(shard);
+            self.pass_together(lanes, chain, index, place, sum.parts, rows);
+        }
+    }
+
+    /// Passes on all parts as they are.
+    pub(super) fn pass_parts(
+        &mut self,
+        lanes: &mut Lanes,
+        chain: &mut Chain,
+        index: usize,
+        place: (u32, KeyRange),
+    ) {
+        for item in chain.take_parts() {
+            self.pass_on(lanes, chain, index, place, item);
+        }
+    }
+}
+
+impl Tables {
+    /// Passes on parts whose sums are late.
+    pub(in crate::server) fn pass_late_parts(&mut self, lanes: &mut Lanes) {
+        let Tables { entries, chains, index, .. } = self;
+        let Some(since) = chains.parts_since else { return };
+        let now = lanes.now();
+        if now - since < LATE {
+            return;
+        }
+        for Entry { chain, number, range, .. } in &mut *entries {
+            let Some(chain) = chain else { continue };
+            if chain.sums.iter().any(|sum| now - sum.since >= LATE) {
+                chains.pass_parts(lanes, chain, *index, (*number, *range));
+            }
+        }
+        let chains_of = entries.iter().filter_map(|entry| entry.chain.as_ref());
+        chains.parts_since = chains_of.flat_map(|it| &it.sums).map(|sum| sum.since).min();
+    }
+}
+
+impl Entry {
+    /// The sum of which a push that is new at the first thread of a chain is a part.
+    pub(super) fn part(&self, new: Option<Op>, op: Op, request: &Request<'_>) -> Option<Part> {
+        let chain = self.chain.as_ref()?;
+        let waits = new == Some(op) && chain.link == Link::Follows && !chain.is_asynchronous;
+        if op == Op::Push && waits { self.shard.part(request) } else { None }
+    }
+}
