@@ -264,7 +264,8 @@ fn dense_file() -> PathBuf {
     let path = std::env::temp_dir().join(format!("caravan-dense-{}.train", std::process::id()));
     let mut state = 1_u64;
     let mut draw = |below: u64| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 33) % below
     };
     let row = |_: usize| {
@@ -299,8 +300,8 @@ fn bytes(workers: usize, job: &Job) -> [u64; 2] {
     scheduler.join().unwrap_or_else(|stopped| panic!("{stopped}"))
 }
 
-/// Replication after aggregation: copies cost one nth of the bytes of n workers, and what the driver
-/// pushes.
+/// Replication after aggregation: copies cost one nth of the bytes of n workers, and what the
+/// driver pushes.
 #[test]
 fn copies_get_one_sum_in_place_of_the_pushes_of_all_workers() {
     let published = Job { passes_max: 30, ..published(dense_file(), 6) };
@@ -310,7 +311,9 @@ fn copies_get_one_sum_in_place_of_the_pushes_of_all_workers() {
             let [_, plain] = bytes(workers, &job);
             let [sent, received] = bytes(workers, &Job { replicas: 1, ..job.clone() });
             let (copies, by_driver) = (received - plain, plain - sent);
-            println!("{name}: {workers} workers send {sent} bytes, the driver {by_driver}, and servers {copies} to copies");
+            println!(
+                "{name}: {workers} workers send {sent} bytes, the driver {by_driver}, and servers {copies} to copies"
+            );
             let most = sent * 102 / 100 / workers as u64 + by_driver;
             assert!(copies < most, "{name}, {workers} workers: {copies} bytes, not {most}");
         }

@@ -85,7 +85,11 @@ pub(super) mod testing {
 
     /// Has one shard get pushes, and an equal one the sum of them that the former adds up; returns
     /// both. The sum also reads as an error when it is cut off anywhere.
-    pub(crate) fn add_up<S: Shard>(mut first: S, new: impl Fn() -> S, parts: &[Request<'_>]) -> [S; 2] {
+    pub(crate) fn add_up<S: Shard>(
+        mut first: S,
+        new: impl Fn() -> S,
+        parts: &[Request<'_>],
+    ) -> [S; 2] {
         let pool = Pool::new(1 << 24);
         for (at, request) in parts.iter().enumerate() {
             let part = first.part(request).expect("it is a part");

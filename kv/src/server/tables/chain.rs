@@ -439,8 +439,6 @@ impl Chain {
         self.link = Link::Unasked;
         self.copying = None;
         self.posted = 0;
-        let parts = self.take_parts();
-        self.unconfirmed.extend(parts);
     }
 
     /// Enters that the next thread can have no copy.

@@ -304,10 +304,14 @@ fn halves(both: i64) -> [i32; 2] {
     [both as i32, (both >> 32) as i32]
 }
 
-/// The sums of both, in one integer.
-fn add_halves(a: i64, b: i64) -> i64 {
-    let ([low, high], b) = (halves(a), halves(b));
-    let [low, high] = [low.wrapping_add(b[0]), high.wrapping_add(b[1])];
+/// Two numbers of 32 bits, and those in an integer added to them.
+fn add_halves([low, high]: [i32; 2], both: i64) -> [i32; 2] {
+    let more = halves(both);
+    [low.wrapping_add(more[0]), high.wrapping_add(more[1])]
+}
+
+/// An integer of two numbers of 32 bits.
+pub(super) fn both([low, high]: [i32; 2]) -> i64 {
     i64::from(low as u32) | i64::from(high) << 32
 }
 
@@ -342,8 +346,7 @@ impl Block {
             return Err(format!("{} integers are no triangle of {n} columns", part.len()));
         }
         for (sums, part) in self.entries.as_chunks_mut::<2>().0.iter_mut().zip(part) {
-            let part = halves(*part);
-            *sums = [sums[0].wrapping_add(part[0]), sums[1].wrapping_add(part[1])];
+            *sums = add_halves(*sums, *part);
         }
         self.parts = self.parts.saturating_add(parts);
         if self.parts < workers {
@@ -502,7 +505,11 @@ impl caravan_kv::Shard for Blocks {
                 return false;
             }
             for (sum, part) in sums.iter_mut().zip(values) {
-                *sum = if is_gram { add_halves(*sum, *part) } else { sum.wrapping_add(*part) };
+                *sum = if is_gram {
+                    both(add_halves(halves(*sum), *part))
+                } else {
+                    sum.wrapping_add(*part)
+                };
             }
         }
         Summed::write(parts, &sums, extract);
@@ -541,9 +548,9 @@ mod tests {
     use caravan_van::KeyRange;
 
     use super::*;
+    use crate::dbpg::gradient::tests::noise;
     use crate::dbpg::image::testing;
     use crate::dbpg::sums;
-    use crate::dbpg::gradient::tests::noise;
 
     const N: usize = 9;
 
@@ -575,8 +582,7 @@ mod tests {
         let mut parts: Vec<i32> = triangle.map(|(k, l)| (entry(k, l) / 2.0) as i32).collect();
         parts.push(0);
         let pairs = parts.as_chunks::<2>().0.iter();
-        let pairs: Vec<i64> =
-            pairs.map(|&[low, high]| i64::from(low as u32) | i64::from(high) << 32).collect();
+        let pairs: Vec<i64> = pairs.map(|pair| both(*pair)).collect();
         blocks.put((0, 1), Kind::Gram, 0, &pairs).unwrap();
         blocks.put((0, 1), Kind::Gram, 0, &pairs).unwrap();
         blocks
@@ -635,7 +641,7 @@ mod tests {
         };
         let mut blocks = planned();
         go_on(&mut blocks, (Kind::Gram, 1), 0);
-        blocks.put((0, 1), Kind::Gram, 1, &vec![1; N * (N + 1) / 4 + 1]).unwrap();
+        blocks.put((0, 1), Kind::Gram, 1, &[1; N * (N + 1) / 4 + 1]).unwrap();
         assert_eq!(blocks.blocks[&1].parts(Kind::Gram, 0), Some(1));
         go_on(&mut blocks, (Kind::Step, 1), 1);
         go_on(&mut blocks, (Kind::Sum, 2), 2);
@@ -713,7 +719,8 @@ mod tests {
         blocks.put((10, 1), Kind::Sum, 0, &[1, 2]).unwrap();
         assert!(blocks.put((10, 1), Kind::Sum, 0, &[1]).unwrap_err().contains("2 and 1 numbers"));
         let large = vec![0; 3 * BLOCK_COLUMNS_MAX];
-        let error = (1..9).find_map(|slot| blocks.put((9, 1), Kind::Plan, slot, &large).err()).unwrap();
+        let error =
+            (1..9).find_map(|slot| blocks.put((9, 1), Kind::Plan, slot, &large).err()).unwrap();
         assert!(error.contains("blocks of a working set would take"), "{error}");
         assert!(Blocks::new(&serde_json::json!({ "workers": 0 }), &Pool::new(9)).is_err());
     }

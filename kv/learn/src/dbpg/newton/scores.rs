@@ -220,7 +220,8 @@ impl Scores {
         self.busy = image.time()?;
         self.clock = image.number()?;
         let parts = image.places()?.try_into();
-        self.parts = parts.map_err(|_| "the image of a shard is damaged: pushes of no measurement")?;
+        self.parts =
+            parts.map_err(|_| "the image of a shard is damaged: pushes of no measurement")?;
         self.keys = image::keys(&mut image)?;
         self.sums = image::pairs(image.list()?)?;
         image::check(self.sums.len() == self.keys.len(), "sums of other keys")?;

@@ -6,7 +6,7 @@
 //! sums within a row, which come in the order of the columns: results are the same to the bit for
 //! any number of threads.
 
-use super::blocks::Units;
+use super::blocks::{Units, both};
 use super::fixed::{Scale, integer};
 use crate::data::{BLOCK_ROWS, Columns};
 use crate::dbpg::pool::Pool;
@@ -376,7 +376,7 @@ impl Working {
             }
         }
         let (pairs, _) = triangle.as_chunks::<2>();
-        pairs.iter().map(|&[low, high]| i64::from(low as u32) | i64::from(high) << 32).collect()
+        pairs.iter().map(|pair| both(*pair)).collect()
     }
 }
 

@@ -8,9 +8,8 @@
 //! 2014, section 4.3). Where rows take more bytes, as those of workers that push different keys or
 //! of rules with hidden values, the pushes go on as they are.
 //!
-//! The pushes of a sum go on together as well (`sums.rs`). The message says which requests are in its
-//! rows. A copy takes all of them at once, or none, so
-//! what comes again is known as before.
+//! The pushes of a sum go on together as well (`sums.rs`). The message says which requests are in
+//! its rows. A copy takes all of them at once, or none, so what comes again is known as before.
 //!
 //! Path: codec > thread > **tables** > shard > store > answer.
 

@@ -1,14 +1,14 @@
 //! What goes on together: the parts of a sum, as the sum.
 //!
 //! Some shards add up a push of each worker before anything comes of them, as those of DBPG do with
-//! gradients ([`Shard::part`]). The first thread of their chain applies each part as it comes, keeps
-//! it until all are there, and then passes on their sum: a copy gets f(x + y) instead of x and y
-//! (Li et al., OSDI 2014, section 4.3). Workers hear when the copies have the sum.
+//! gradients ([`Shard::part`]). The first thread of their chain applies each part as it comes,
+//! keeps it until all are there, and then passes on their sum: a copy gets f(x + y) instead of x
+//! and y (Li et al., OSDI 2014, section 4.3). Workers hear when the copies have the sum.
 //!
 //! A worker's inputs keep their order, since what comes again is known by it. So sums go on in the
-//! order of their numbers, which those of a worker's parts follow; and whatever else is an input has
-//! the parts before it pass on as they are. So do parts whose sum is not complete after [`LATE`]: a
-//! worker that is slow or gone holds up no other.
+//! order of their numbers, which those of a worker's parts follow; and whatever else is an input
+//! has the parts before it pass on as they are. So do parts whose sum is not complete after
+//! [`LATE`]: a worker that is slow or gone holds up no other.
 //!
 //! Path: codec > thread > **tables** > shard > store > answer.
 
@@ -159,5 +159,40 @@ impl Entry {
         let chain = self.chain.as_ref()?;
         let waits = new == Some(op) && chain.link == Link::Follows && !chain.is_asynchronous;
         if op == Op::Push && waits { self.shard.part(request) } else { None }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+    use crate::server::tables::chain::marks::Sender;
+    use crate::table::{TableSpec, ValueType};
+    use caravan_van::Pool;
+
+    fn part_of(node: u32) -> Unconfirmed {
+        let inputs = Inputs::leave(Sender { node, incarnation: 1 });
+        Unconfirmed { number: 0, inputs, replies: Vec::new() }
+    }
+
+    /// Sums wait in the order of their numbers, whichever begins first; a worker that pushes a part
+    /// of an earlier sum, or a second one of the same, does not keep its order.
+    #[test]
+    fn parts_of_a_worker_keep_its_order() {
+        let spec = TableSpec::new(1, "t", ValueType::I64, 1);
+        let mut chain = Chain::new(0, &spec, true, &Pool::new(1 << 20));
+        let part = |sum, left| Part { sum, of: 2, left };
+        for (sum, left, node) in [(7, 2, 1), (5, 2, 2), (7, 1, 2)] {
+            assert!(chain.is_in_order(part(sum, left), &part_of(node)), "{sum} of {node}");
+            chain.keep(part(sum, left), part_of(node), Duration::ZERO);
+        }
+        assert!(!chain.is_in_order(part(5, 1), &part_of(1)), "it has pushed for 7");
+        assert!(!chain.is_in_order(part(7, 0), &part_of(1)), "it has pushed for 7");
+        assert!(chain.is_in_order(part(8, 2), &part_of(1)));
+        let of = |sum: &Sum| (sum.number, sum.parts.len(), sum.is_complete);
+        assert!(chain.sums.iter().map(of).eq([(5, 1, false), (7, 2, true)]));
+        let nodes: Vec<u32> = chain.take_parts().map(|it| it.inputs.sender.node).collect();
+        assert_eq!((&nodes[..], chain.sums.len()), (&[2, 1, 2][..], 0));
     }
 }
