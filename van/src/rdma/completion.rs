@@ -4,26 +4,38 @@
 
 use super::verbs::{AsyncKind, Completion, Outcome, ReceiveQueue, Status, TakenBack, Through};
 use super::words::{Credits, Last, Notice};
-use super::{POLL_MAX, Rdma, SILENCE};
+use super::{POLL_MAX, Queues, Rdma, SILENCE};
 use crate::error::{Error, Result};
 use crate::handshake::Reason;
 use crate::memory::{Buffer, Pool};
 use crate::transport::{Event, PeerId};
 
+impl Queues {
+    /// Takes up to 16 reports of a completion queue.
+    #[inline]
+    fn poll(&mut self, at: usize) -> Result<usize> {
+        self.completions[at].queue.poll(&mut self.reports).map_err(failed)
+    }
+}
+
 impl Rdma {
     /// Takes all completions; returns whether there were any.
     #[inline]
     pub(super) fn take_completions(&mut self) -> Result<bool> {
-        let found = self.queues.completions.poll(&mut self.queues.reports).map_err(failed)?;
-        if found > 0 {
-            self.take_reports(found)?;
+        let mut is_any = false;
+        for at in 0..self.queues.completions.len() {
+            let found = self.queues.poll(at)?;
+            if found > 0 {
+                self.take_reports(at, found)?;
+                is_any = true;
+            }
         }
-        Ok(found > 0)
+        Ok(is_any)
     }
 
-    /// Takes the `found` reports and what has completed since.
+    /// Takes the `found` reports of a queue and what has completed there since.
     #[inline(never)] // most looks find nothing
-    fn take_reports(&mut self, found: usize) -> Result<()> {
+    fn take_reports(&mut self, at: usize, found: usize) -> Result<()> {
         let mut found = found;
         while found > 0 {
             while let Some(report) = self.queues.reports.next() {
@@ -32,7 +44,7 @@ impl Rdma {
             if found < POLL_MAX {
                 break;
             }
-            found = self.queues.completions.poll(&mut self.queues.reports).map_err(failed)?;
+            found = self.queues.poll(at)?;
         }
         self.flush();
         Ok(())

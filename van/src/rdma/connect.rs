@@ -9,12 +9,12 @@ use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
-use super::Rdma;
 use super::ends::End;
 use super::listen::{DIRECT, OR, RESOLVE_TIMEOUT, no_address};
 use super::queue_pair::{INLINE_BYTES, Lane, RECEIVES, RECEIVES_FIRST, SENDS, SENDS_OF_MANY};
 use super::verbs::{CmEvent, CmKind, Connection, QueuePair};
 use super::wires::WireId;
+use super::{Rdma, Reported};
 use crate::error::{Error, Result};
 use crate::handshake::{Answering, CALL_BYTES, Calling, Proved, Reason, deserves_answer, refusal};
 use crate::transport::{Event, PeerId};
@@ -305,8 +305,9 @@ impl Rdma {
         let _ = request.reject(told);
     }
 
-    /// Makes room for one more peer in the shared queues; returns how many sends its lane may have.
-    pub(super) fn make_room(&mut self) -> io::Result<usize> {
+    /// Makes room for one more peer in the shared queues; returns which completion queue it has, and
+    /// how many sends its lane may have.
+    pub(super) fn make_room(&mut self) -> io::Result<(usize, usize)> {
         let lanes = self.peers.queues();
         let wanted = self.queues.wanted + RECEIVES_FIRST as usize;
         let receives_max = self.queues.receives.posted() + self.queues.receives.room();
@@ -315,20 +316,27 @@ impl Rdma {
             return Err(io::Error::new(io::ErrorKind::QuotaExceeded, reason));
         }
         let entries_max = self.queues.completions_max;
-        let is_full = lanes < MANY && self.queues.sends + SENDS <= entries_max / 4;
+        let used: usize = self.queues.completions.iter().map(|it| it.sends).sum();
+        let is_full = lanes < MANY && used + SENDS <= entries_max / 4;
         let sends = if is_full { SENDS } else { SENDS_OF_MANY };
-        // Every send completes if it fails, and every receive.
-        let receives = ((lanes + 1) * RECEIVES as usize).min(receives_max);
-        let needed = self.queues.sends + sends + receives;
-        if needed > entries_max {
-            let reason = format!("{lanes} peers are all that one completion queue serves");
-            return Err(io::Error::new(io::ErrorKind::QuotaExceeded, reason));
+        for (at, Reported { queue, lanes, sends: used }) in
+            self.queues.completions.iter().enumerate()
+        {
+            // Every send completes if it fails, and every receive.
+            let receives = ((lanes + 1) * RECEIVES as usize).min(receives_max);
+            let needed = used + sends + receives;
+            if needed > entries_max {
+                continue;
+            }
+            if needed > queue.entries() {
+                queue.resize(needed.next_power_of_two().min(entries_max))?;
+            }
+            return Ok((at, sends));
         }
-        if needed > self.queues.completions.entries() {
-            let entries = needed.next_power_of_two().min(entries_max);
-            self.queues.completions.resize(entries)?;
-        }
-        Ok(sends)
+        let first = &self.queues.completions[0].queue;
+        let further = first.beside(sends + RECEIVES as usize)?;
+        self.queues.completions.push(Reported::by(further));
+        Ok((self.queues.completions.len() - 1, sends))
     }
 
     /// A lane over a connection whose device is known, or over one that is made directly, with
@@ -340,9 +348,9 @@ impl Rdma {
     ) -> io::Result<Lane> {
         // Numbers of queue pairs are reused: no completion of an old one may be left.
         self.bury().map_err(io::Error::other)?;
-        let sends = self.make_room()?;
+        let (reported, sends) = self.make_room()?;
         let (domain, queues) = (&self.domain, &self.queues);
-        let (completions, receives) = (&queues.completions, &queues.receives);
+        let (completions, receives) = (&queues.completions[reported].queue, &queues.receives);
         let queue_pair = match connection {
             Some(connection) => {
                 QueuePair::new(connection, domain, completions, receives, sends, INLINE_BYTES)
@@ -359,16 +367,18 @@ impl Rdma {
             self.queues.receives.supply(buffer).map_err(io::Error::other)?;
         }
         self.queues.receives.ring()?;
-        let lane = Lane::new(queue_pair, now);
+        let lane = Lane::new(queue_pair, reported, now);
         self.queues.wanted = wanted;
-        self.queues.sends += lane.sends_max;
+        let Reported { lanes, sends, .. } = &mut self.queues.completions[reported];
+        (*lanes, *sends) = (*lanes + 1, *sends + lane.sends_max);
         Ok(lane)
     }
 
     /// Stops a lane. It is dropped once its last completions are taken.
     pub(super) fn stop(&mut self, lane: Lane) {
         self.queues.wanted -= lane.receives.kept as usize;
-        self.queues.sends -= lane.sends_max;
+        let Reported { lanes, sends, .. } = &mut self.queues.completions[lane.reported];
+        (*lanes, *sends) = (*lanes - 1, *sends - lane.sends_max);
         let _ = lane.queue_pair.fail();
         self.peers.closed.push(lane);
     }

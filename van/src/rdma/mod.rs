@@ -137,11 +137,24 @@ struct Queues {
     receives: ReceiveQueue,
     /// Receive buffers that all peers together may use.
     wanted: usize,
-    /// Sends that all lanes together may have.
-    sends: usize,
-    completions: Rc<CompletionQueue>,
+    /// There is another one where the device's are too short for all lanes.
+    completions: Vec<Reported>,
     completions_max: usize,
     reports: Batch,
+}
+
+/// A completion queue, and the lanes whose work ends there.
+struct Reported {
+    queue: Rc<CompletionQueue>,
+    lanes: usize,
+    /// Sends that they may have together.
+    sends: usize,
+}
+
+impl Reported {
+    fn by(queue: Rc<CompletionQueue>) -> Reported {
+        Reported { queue, lanes: 0, sends: 0 }
+    }
 }
 
 /// The credentials of a transport whose connections are made by `carrier`.
@@ -195,8 +208,7 @@ impl Rdma {
             queues: Queues {
                 receives,
                 wanted: 0,
-                sends: 0,
-                completions,
+                completions: vec![Reported::by(completions)],
                 completions_max: limits.completions_max,
                 reports: Batch::new(),
             },
@@ -326,7 +338,7 @@ impl Progress for Rdma {
         self.counters.system_calls += 1;
         let ready = verbs::sleep(&self.fds(), left.min(SILENCE))
             .map_err(os("sleeping on the completion channel"))?;
-        self.queues.completions.take_notices().map_err(os("reading the completion channel"))?;
+        self.take_notices()?;
         if ready == COMPLETIONS_ALONE {
             return Ok(());
         }
@@ -341,9 +353,16 @@ fn os(call: &'static str) -> impl FnOnce(io::Error) -> Error {
 impl Rdma {
     /// Asks for a notice of the next completion; returns false if there is something to do first.
     fn arm(&mut self) -> Result<bool> {
-        self.queues.completions.arm().map_err(os("arming the completion queue"))?;
+        let mut queues = self.queues.completions.iter();
+        queues.try_for_each(|it| it.queue.arm()).map_err(os("arming the completion queue"))?;
         // Completions from before it was armed raise no notice.
         Ok(!self.take_completions()? && self.peers.eager.is_empty())
+    }
+
+    /// Takes the notices that it has asked for; all queues have one channel.
+    fn take_notices(&self) -> Result<()> {
+        let taken = self.queues.completions[0].queue.take_notices();
+        taken.map_err(os("reading the completion channel"))
     }
 
     /// What wakes a thread that sleeps: completions, the connection manager, wires, and the device;
@@ -352,7 +371,7 @@ impl Rdma {
         let Nic { device, manager, direct } = &self.nic;
         let manager = manager.as_ref().map_or(-1, |Manager { channel, .. }| channel.fd());
         let direct = direct.as_ref().map_or(-1, |Direct { wires, .. }| wires.fd());
-        [self.queues.completions.fd(), manager, direct, device.async_fd()]
+        [self.queues.completions[0].queue.fd(), manager, direct, device.async_fd()]
     }
 }
 
@@ -371,7 +390,7 @@ impl Sleeper for Rdma {
     }
 
     fn get_up(&mut self) -> Result<()> {
-        self.queues.completions.take_notices().map_err(os("reading the completion channel"))?;
+        self.take_notices()?;
         self.look_around(Instant::now())
     }
 }

@@ -83,6 +83,8 @@ pub(super) struct Lane {
     pub(super) queue_pair: QueuePair,
     /// Number of sends that it can hold.
     pub(super) sends_max: usize,
+    /// Which completion queue of the transport it has.
+    pub(super) reported: usize,
     /// Longest frame the peer takes.
     pub(super) frame_bytes: usize,
     queue: VecDeque<Unit>,
@@ -124,9 +126,10 @@ struct Hearing {
 
 impl Lane {
     /// A lane on which nothing can be sent before [`Lane::greet`].
-    pub(super) fn new(queue_pair: QueuePair, now: Instant) -> Lane {
+    pub(super) fn new(queue_pair: QueuePair, reported: usize, now: Instant) -> Lane {
         Lane {
             sends_max: queue_pair.room(),
+            reported,
             queue_pair,
             frame_bytes: 0,
             queue: VecDeque::new(),

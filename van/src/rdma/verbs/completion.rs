@@ -59,11 +59,17 @@ pub(super) fn next_serial() -> io::Result<u32> {
 pub struct CompletionQueue {
     library: &'static Library,
     queue: NonNull<ffi::ibv_cq>,
-    channel: NonNull<ffi::ibv_comp_channel>,
+    notices: Rc<Notices>,
     device: Device,
     /// The flag of a completion that reports an invalidated key.
     taken_back: u32,
     entries: Cell<usize>,
+}
+
+/// Where the notifications of queues come.
+struct Notices {
+    library: &'static Library,
+    channel: NonNull<ffi::ibv_comp_channel>,
 }
 
 /// The end of one work request.
@@ -181,6 +187,29 @@ impl CompletionQueue {
     /// The system's, for example if the device's queues are shorter.
     pub fn new(device: Device, entries: usize) -> io::Result<Rc<CompletionQueue>> {
         let library = library()?;
+        // SAFETY: the device's context is open.
+        let channel = unsafe { (library.ibv_create_comp_channel)(device.context().as_ptr()) };
+        let channel = NonNull::new(channel).ok_or_else(io::Error::last_os_error)?;
+        let notices = Rc::new(Notices { library, channel });
+        let queue = CompletionQueue::with(notices, device, entries)?;
+        set_non_blocking(queue.fd())?;
+        Ok(queue)
+    }
+
+    /// Another one of the same device, with the same descriptor to wait on.
+    ///
+    /// # Errors
+    /// As [`CompletionQueue::new`].
+    pub fn beside(&self, entries: usize) -> io::Result<Rc<CompletionQueue>> {
+        CompletionQueue::with(self.notices.clone(), self.device, entries)
+    }
+
+    fn with(
+        notices: Rc<Notices>,
+        device: Device,
+        entries: usize,
+    ) -> io::Result<Rc<CompletionQueue>> {
+        let library = notices.library;
         let context = device.context().as_ptr();
         let asked = entry_count(entries)?;
         let taken_back = match device.capabilities()?.is_soft_roce {
@@ -189,24 +218,15 @@ impl CompletionQueue {
             true => ffi::ibv_wc_flags::IBV_WC_IP_CSUM_OK.0,
             false => ffi::ibv_wc_flags::IBV_WC_WITH_INV.0,
         };
-        // SAFETY: the device's context is open.
-        let channel = unsafe { (library.ibv_create_comp_channel)(context) };
-        let channel = NonNull::new(channel).ok_or_else(io::Error::last_os_error)?;
+        let channel = notices.channel.as_ptr();
         // SAFETY: context and channel are live; nobody follows the null pointer, which is the
         // user's context.
-        let queue = unsafe {
-            (library.ibv_create_cq)(context, asked, std::ptr::null_mut(), channel.as_ptr(), 0)
-        };
-        let Some(queue) = NonNull::new(queue) else {
-            let error = io::Error::last_os_error();
-            // SAFETY: the channel was just created, and no queue uses it.
-            unsafe { (library.ibv_destroy_comp_channel)(channel.as_ptr()) };
-            return Err(error);
-        };
+        let queue =
+            unsafe { (library.ibv_create_cq)(context, asked, std::ptr::null_mut(), channel, 0) };
+        let queue = NonNull::new(queue).ok_or_else(io::Error::last_os_error)?;
         let entries = Cell::new(0);
-        let made = CompletionQueue { library, queue, channel, device, taken_back, entries };
+        let made = CompletionQueue { library, queue, notices, device, taken_back, entries };
         made.note_entries();
-        set_non_blocking(made.fd())?;
         Ok(Rc::new(made))
     }
 
@@ -271,10 +291,11 @@ impl CompletionQueue {
     /// Readable once the requested notification is there.
     pub fn fd(&self) -> RawFd {
         // SAFETY: the channel lives, and this field is only written when it is made.
-        unsafe { (*self.channel.as_ptr()).fd }
+        unsafe { (*self.notices.channel.as_ptr()).fd }
     }
 
-    /// Takes all pending notifications. Afterwards, [`CompletionQueue::arm`] requests the next.
+    /// Takes all pending notifications, also those of queues beside this one. Afterwards,
+    /// [`CompletionQueue::arm`] requests the next.
     ///
     /// # Errors
     /// The system's.
@@ -282,18 +303,17 @@ impl CompletionQueue {
         loop {
             let mut queue = std::ptr::null_mut();
             let mut context = std::ptr::null_mut();
-            let queue = &raw mut queue;
-            let context = &raw mut context;
+            let Notices { library, channel } = &*self.notices;
+            let (of, context) = (&raw mut queue, &raw mut context);
             // SAFETY: the channel lives, and there is room for two pointers.
-            let code =
-                unsafe { (self.library.ibv_get_cq_event)(self.channel.as_ptr(), queue, context) };
+            let code = unsafe { (library.ibv_get_cq_event)(channel.as_ptr(), of, context) };
             match check(code) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
                 result => result?,
             }
-            // SAFETY: one notification of this queue, the only one on its channel, was taken, and
-            // is acknowledged once.
-            unsafe { (self.library.ibv_ack_cq_events)(self.queue.as_ptr(), 1) };
+            // SAFETY: one notification of this queue was taken, and is acknowledged once. The queue
+            // lives: the notifications of one that is gone went with it.
+            unsafe { (library.ibv_ack_cq_events)(queue, 1) };
         }
     }
 }
@@ -304,7 +324,12 @@ impl Drop for CompletionQueue {
         // unacknowledged.
         let code = unsafe { (self.library.ibv_destroy_cq)(self.queue.as_ptr()) };
         debug_assert_eq!(code, 0, "ibv_destroy_cq");
-        // SAFETY: this runs once, and the only queue on the channel is gone.
+    }
+}
+
+impl Drop for Notices {
+    fn drop(&mut self) {
+        // SAFETY: this runs once, and the queues on the channel, which hold it, are gone.
         let code = unsafe { (self.library.ibv_destroy_comp_channel)(self.channel.as_ptr()) };
         debug_assert_eq!(code, 0, "ibv_destroy_comp_channel");
     }
