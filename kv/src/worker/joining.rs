@@ -22,6 +22,7 @@ impl Worker {
         if new.is_empty() {
             return;
         }
+        self.waits.look_often();
         for at in new {
             self.servers.push(Server::new(at, None));
             self.recovery.enter_joined();

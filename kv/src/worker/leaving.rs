@@ -14,7 +14,6 @@ use std::collections::BTreeSet;
 
 use super::Worker;
 use super::lanes::NOBODY;
-use super::waiting::LOOK_EVERY_JOINED;
 use crate::error::{Error, Result};
 use crate::map::Retired;
 use crate::server::Copies;
@@ -109,7 +108,7 @@ impl Worker {
     /// no naps, during which others look.
     #[cold]
     pub(super) fn look_at_times(&mut self) -> Result<()> {
-        if self.waits.is_turn(LOOK_EVERY_JOINED) {
+        if self.waits.is_turn() {
             self.check_lost_nodes()?;
         }
         Ok(())

@@ -31,7 +31,7 @@ const NAP: Duration = Duration::from_millis(100);
 const LOOK_EVERY: u32 = 1024;
 
 /// The same where servers have joined: one that leaves waits until all have heard of it.
-pub(super) const LOOK_EVERY_JOINED: u32 = 32;
+const LOOK_EVERY_JOINED: u32 = 32;
 
 /// Decides when a worker stops waiting for an answer.
 pub(crate) struct Waits {
@@ -43,8 +43,10 @@ pub(crate) struct Waits {
     pub(super) nap: Duration,
     /// Whether the last check failed: the next wait then checks before its first sleep.
     is_failing: bool,
-    /// Naps so far, of all waits.
-    naps: u32,
+    /// Naps until it looks for news, of all waits.
+    naps_left: u32,
+    /// Naps between two looks.
+    look_every: u32,
     /// Longest time without an answer from any server.
     silence_max: Duration,
     /// Longest time that a lane may take to come up.
@@ -59,7 +61,8 @@ impl Waits {
             spares: false,
             nap: NAP,
             is_failing: false,
-            naps: 0,
+            naps_left: LOOK_EVERY,
+            look_every: LOOK_EVERY,
             silence_max,
             opening_max: silence_max,
         }
@@ -70,11 +73,19 @@ impl Waits {
         self.watch.is_some()
     }
 
-    /// Counts a nap, or what stands for one; returns whether it is one of `every` at which a worker
-    /// looks for news.
-    pub(super) fn is_turn(&mut self, every: u32) -> bool {
-        self.naps = self.naps.wrapping_add(1);
-        self.naps.is_multiple_of(every)
+    /// Counts a nap, or what stands for one; returns whether a worker looks for news at it.
+    pub(super) fn is_turn(&mut self) -> bool {
+        self.naps_left -= 1;
+        let is_turn = self.naps_left == 0;
+        if is_turn {
+            self.naps_left = self.look_every;
+        }
+        is_turn
+    }
+
+    /// Has a worker look for news more often, since servers have joined.
+    pub(super) fn look_often(&mut self) {
+        (self.naps_left, self.look_every) = (1, LOOK_EVERY_JOINED);
     }
 
     /// Asks the watch which server threads are lost, have joined or have left so far.
@@ -136,13 +147,15 @@ impl Worker {
     /// answers come during the first sleep, which therefore seldom reads the clock.
     pub(super) fn nap(&mut self, silence: &mut Silence, what: Awaited) -> Result<()> {
         let is_due = self.recovery.is_due;
-        let has_joined = self.servers.len() > self.founders;
-        let is_turn = self.waits.is_turn(if has_joined { LOOK_EVERY_JOINED } else { LOOK_EVERY });
+        let mut nap = self.waits.nap;
+        let is_turn = self.waits.is_turn();
         let has_napped = std::mem::replace(&mut silence.napped, true);
         if has_napped || is_turn || self.waits.is_failing || is_due {
             self.check_silence(silence, what)?;
+            if is_due {
+                nap = nap.min(RETRY);
+            }
         }
-        let nap = if is_due { RETRY.min(self.waits.nap) } else { self.waits.nap };
         Ok(self.endpoint.wait(nap)?)
     }
 

@@ -42,6 +42,8 @@ pub(super) struct ShardService {
     clients: Clients,
     parking: Parking,
     keys: NamedKeys,
+    /// Whether there is anything for [`ShardService::advance`] to do, as of the last step.
+    is_moving: bool,
     /// Whether `release_held` runs.
     is_releasing: bool,
     /// Brings what the scheduler says of lost nodes.
@@ -69,6 +71,7 @@ impl ShardService {
             endpoint,
             clients: Clients::default(),
             parking: Parking::default(),
+            is_moving: false,
             is_releasing: false,
             views: None,
             farewell: Farewell::default(),
@@ -103,7 +106,7 @@ impl ShardService {
                 if self.farewell.has_left && self.has_parted() {
                     return Ok(());
                 }
-                self.endpoint.wait(if self.tables.is_moving() { RETRY } else { NAP })?;
+                self.endpoint.wait(if self.is_moving { RETRY } else { NAP })?;
             }
         }
         Ok(())
@@ -115,7 +118,9 @@ impl ShardService {
         let view = self.views.as_ref().and_then(|views| views.try_recv().ok());
         let Some(view) = view else { return false };
         self.farewell.has_left |= self.tables.has_left(&view);
-        self.tables.join_view(&view, self.endpoint.lanes.memory())
+        let is_new = self.tables.join_view(&view, self.endpoint.lanes.memory());
+        self.is_moving = self.tables.is_moving();
+        is_new
     }
 
     /// Whether all clients have closed their lanes to this thread, which has left. They do so when
@@ -146,10 +151,12 @@ impl ShardService {
     pub(super) fn step(&mut self) -> Result<bool> {
         let polled = self.endpoint.poll();
         if let Ok(false) = polled {
-            return Ok(self.tables.is_moving() && self.advance());
+            debug_assert!(self.is_moving || !self.tables.is_moving(), "something would wait");
+            return Ok(self.is_moving && self.advance());
         }
         self.drain();
-        if self.tables.is_moving() {
+        self.is_moving = self.tables.is_moving();
+        if self.is_moving {
             self.advance();
         }
         Ok(polled?)
@@ -175,6 +182,7 @@ impl ShardService {
         }
         self.release_held();
         self.tables.pass_gathered(&mut self.endpoint.lanes);
+        self.is_moving = self.tables.is_moving();
         is_busy || is_copying
     }
 
