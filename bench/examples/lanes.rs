@@ -1,4 +1,4 @@
-//! One server thread and one client thread with many lanes between them, over a van on sockets.
+//! One server thread and one client thread with many lanes between them.
 //!
 //! `lanes VAN LANES ACTIVE BYTES SECONDS [WAIT]`: LANES connections, of which ACTIVE have one
 //! request of BYTES in flight at a time. Prints the time of a round in which each active lane makes
@@ -20,7 +20,7 @@ const WARM_UP: f64 = 0.2;
 fn main() -> Result<()> {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let [van, lanes, active, bytes, seconds, wait @ ..] = words.as_slice() else {
-        bail!("usage: lanes uring|tcp LANES ACTIVE BYTES SECONDS [block|yield|spin]");
+        bail!("usage: lanes uring|tcp|rdma LANES ACTIVE BYTES SECONDS [block|yield|spin]");
     };
     let wait = match wait.first().map(String::as_str) {
         None => Wait::default(),
@@ -38,7 +38,9 @@ fn main() -> Result<()> {
     match van.as_str() {
         "uring" => measure(Uring::new, &plan),
         "tcp" => measure(Tcp::new, &plan),
-        _ => bail!("there is no van {van} over sockets; there are uring and tcp"),
+        #[cfg(feature = "rdma")]
+        "rdma" => measure(caravan_van::rdma::Rdma::new, &plan),
+        _ => bail!("there is no van {van} here; there are uring, tcp and rdma"),
     }
 }
 
