@@ -153,10 +153,10 @@ impl Endpoint {
     /// Only if the van itself fails.
     #[inline(always)] // most polls of a thread find nothing
     pub fn poll(&mut self) -> Result<bool> {
-        self.lanes.settle();
-        if !self.lanes.closed.is_empty() {
-            self.forget_closed();
+        if self.lanes.has_chores {
+            self.do_chores();
         }
+        self.lanes.settle();
         let left = self.inbox.events.len();
         let polled = self.lanes.transport.poll(&mut self.inbox.events);
         if self.inbox.events.len() > left.max(1) {
@@ -169,9 +169,15 @@ impl Endpoint {
         polled.map(|()| arrived)
     }
 
+    /// Does what is seldom due before a poll.
+    #[cold]
+    fn do_chores(&mut self) {
+        self.lanes.do_chores();
+        self.forget_closed();
+    }
+
     /// Drops what came from peers whose lanes this side has closed: the transport may give their
     /// numbers to other peers soon.
-    #[cold]
     fn forget_closed(&mut self) {
         for (peer, _) in &self.lanes.closed {
             self.inbox.forget(*peer);

@@ -26,6 +26,8 @@ pub struct Lanes {
     pub(super) lanes: Vec<Option<Lane>>,
     /// Whether a peer waits for a landing because memory was short.
     pub(super) starved: bool,
+    /// Whether it is so, or there are peers to forget.
+    pub(super) has_chores: bool,
     /// Lanes that had an open frame since the last poll.
     pub(super) open: Vec<PeerId>,
     /// Lanes that this side closed and has not reported yet.
@@ -56,6 +58,7 @@ impl Lanes {
             credits,
             lanes: Vec::new(),
             starved: false,
+            has_chores: false,
             open: Vec::with_capacity(16),
             closed: Vec::new(),
             lost: Vec::new(),
@@ -242,28 +245,27 @@ impl Lanes {
         self.transport.withdraw(peer, key)
     }
 
-    /// Does what is due before the transport is asked again: posts the open frames, grants wanted
-    /// landings, shows its counters to whoever asks, and forgets the peers whose loss it reported.
+    /// Does what is due before the transport is asked again: shows its counters to whoever asks,
+    /// and posts the open frames.
     #[inline(always)]
     pub(super) fn settle(&mut self) {
-        if self.starved {
-            self.feed();
-        }
         if self.gauge.is_asked() {
             self.show();
         }
         self.close_frames();
-        if !self.lost.is_empty() {
-            self.forget_lost();
-        }
     }
 
-    /// Makes the transport forget the peers whose loss was reported.
-    #[cold]
-    fn forget_lost(&mut self) {
+    /// Grants wanted landings, posts the open frames, and makes the transport forget the peers
+    /// whose loss was reported.
+    pub(super) fn do_chores(&mut self) {
+        if self.starved {
+            self.feed();
+        }
+        self.close_frames();
         for peer in std::mem::take(&mut self.lost) {
             self.transport.disconnect(peer);
         }
+        self.has_chores = self.starved || !self.closed.is_empty();
     }
 
     pub(super) fn enter(&mut self, peer: PeerId) -> &mut Lane {
@@ -282,6 +284,7 @@ impl Lanes {
         let address = std::mem::take(&mut lane.name);
         let reason = format!("dropped by this side: {error}");
         self.disconnect(peer);
+        self.has_chores = true;
         self.closed.push((peer, Error::PeerLost { peer, address, reason: reason.into() }));
     }
 }

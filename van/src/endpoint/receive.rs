@@ -164,6 +164,7 @@ impl Endpoint {
             Event::Lost { error, .. } => {
                 lanes.lanes[peer.0 as usize] = None;
                 lanes.lost.push(peer);
+                lanes.has_chores = true;
                 return Ok(Some(Arrival::Lost { peer, error }));
             }
         }

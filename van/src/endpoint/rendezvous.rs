@@ -188,7 +188,7 @@ impl Lanes {
             let landing = match landing {
                 Ok(landing) => landing,
                 Err(_) if patient || lane.landings.bytes() > 0 || lane.unanswered > 0 => {
-                    self.starved = true;
+                    (self.starved, self.has_chores) = (true, true);
                     return Ok(());
                 }
                 Err(error) => return Err(error),

@@ -206,7 +206,10 @@ impl ShardService {
         while let Some(arrival) = self.endpoint.take() {
             match arrival {
                 Arrival::Message { peer } => self.serve(peer),
-                Arrival::Placed { peer, .. } => self.reject(peer),
+                Arrival::Placed { peer, memory, .. } => {
+                    drop(memory);
+                    self.reject(peer);
+                }
                 Arrival::Lost { peer, error } => {
                     tracing::debug!(%error, "a lane is gone");
                     self.forget(peer);
