@@ -16,8 +16,9 @@ use crate::error::{Error, Result};
 use crate::table::TableSpec;
 use crate::worker::{Table, Worker};
 
-/// Bytes gathered before they go to the disk.
-const WRITE_BYTES: usize = 1 << 20;
+/// Bytes gathered before they go to the disk: few, since a call that copies many holds up others of
+/// its processor.
+const WRITE_BYTES: usize = 64 << 10;
 
 /// Bytes of changes in a record, and of rows that are put at once.
 const PIECE_BYTES: usize = 32 << 10;

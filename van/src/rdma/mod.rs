@@ -101,6 +101,9 @@ const TURNS: u32 = 32;
 /// Silence of a peer after which a write of no bytes probes it.
 const SILENCE: Duration = Duration::from_millis(500);
 
+/// Peers that are probed within that time: if there are more, each has more of it.
+const PROBED: u32 = 256;
+
 /// What [`verbs::sleep`] returns if only the completion queue is ready.
 const COMPLETIONS_ALONE: u32 = 1;
 
@@ -285,9 +288,10 @@ impl Rdma {
     }
 
     fn look_at_peer(&mut self, id: u32, now: Instant) {
+        let silence = SILENCE * (self.peers.end() / PROBED).max(1);
         let Some(lane) = self.peers.lane(id) else { return self.mind_time(id, now) };
         let starves = lane.receives.starve();
-        if let Err(error) = lane.probe(now, SILENCE) {
+        if let Err(error) = lane.probe(now, silence) {
             self.lose_mute(id, &error);
         } else if starves && let Err(reason) = self.replace_receives(id) {
             self.lose(id, reason);
