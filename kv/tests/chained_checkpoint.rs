@@ -10,6 +10,8 @@
 mod cluster;
 #[path = "support/drive.rs"]
 mod drive;
+#[path = "support/iterations.rs"]
+mod iterations;
 #[path = "support/oracle.rs"]
 mod oracle;
 
@@ -18,11 +20,14 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
 use caravan_kv::checkpoint::Checkpoints;
+use caravan_kv::consistency::Model;
+use caravan_kv::node::Role;
 use caravan_kv::{Handles, Placement, ServerAddress, ServerThread, TableSpec, ValueType, Worker};
 use caravan_van::KeyRange;
 use caravan_van::sim::{Network, for_each_seed};
-use cluster::{Draws, connect, server_endpoint, weather};
+use cluster::{Draws, connect, endpoint_with, server_endpoint, weather};
 use drive::{Drive, export, stored};
+use iterations::{LAST, WORKERS, iterate};
 use oracle::Oracle;
 
 const KEYS: u64 = 200;
@@ -279,4 +284,68 @@ fn a_lost_thread_that_wakes_is_not_read() {
         assert_eq!(rows, [[(0, "2".to_owned())]], "both pushes were acknowledged");
         worker.join().unwrap_or_else(|stopped| panic!("{stopped}"));
     });
+}
+
+/// The same of an iteration, for which it waits at the first thread of each chain: copies change
+/// nothing in what it has, nor do deaths; but an iteration may be over when it is tried again.
+#[test]
+fn one_of_an_iteration_has_all_pushes_before_it_whatever_dies() {
+    let (mut ahead, mut late, mut failed) = (0, 0, 0);
+    for_each_seed(60, |seed| {
+        let mut draws = Draws(seed);
+        let of = 1 + draws.below(LAST);
+        let model = if seed % 3 == 0 { Model::Ssp { staleness: 2 } } else { Model::Bsp };
+        let spec = iterations::spec(model).placement(Placement::Even(2)).replicas(1);
+        let network = Network::new(seed, weather(seed));
+        let oracle = Oracle::default();
+        let endpoint = |network: &Network, node: u32, role: Role| {
+            endpoint_with(network, node, role.number(), 64) // of an iteration's pushes
+        };
+        let (addresses, _) = oracle.start(&network, SERVERS, move |network, index| {
+            let endpoint = endpoint(network, index as u32, Role::Server);
+            ServerThread::new(endpoint, index, SERVERS, Handles::default()).move_by(300)
+        });
+        let connect = move |network: &Network, node: u32, addresses: &[ServerAddress]| {
+            let endpoint = endpoint(network, node, Role::Worker);
+            Worker::new(endpoint, addresses, Duration::from_secs(60)).unwrap()
+        };
+        let workers = (0..WORKERS).map(|rank| {
+            let (addresses, spec, oracle) = (addresses.clone(), spec.clone(), oracle.clone());
+            network.spawn(&format!("worker {rank}"), move |network| {
+                let mut worker = oracle.tell(connect(network, 100 + rank as u32, &addresses));
+                iterate(network, &mut worker, &spec, rank, &mut Draws(seed << 8 | rank));
+                oracle.end(network, WORKERS);
+            })
+        });
+        let workers: Vec<_> = workers.collect();
+        let wait = Duration::from_micros(draws.below(20_000));
+        let writer = {
+            let oracle = oracle.clone();
+            network.spawn("writer", move |network| {
+                network.sleep(wait);
+                let mut worker = oracle.tell(connect(network, 98, &addresses));
+                let mut checkpoints = Checkpoints::new(Drive::default()).at_clock(Some(of));
+                let over = format!("iteration {of} is over");
+                let mut number = None;
+                let failures = persist(|| match checkpoints.create(&mut worker, &[spec.clone()]) {
+                    Err(error) if error.to_string().contains(&over) => Ok(()),
+                    created => created.map(|created| number = Some(created)),
+                });
+                (number.map(|number| export(&checkpoints, number)), failures)
+            })
+        };
+        if draws.below(4) > 0 {
+            let (server, after) = (draws.below(4), Duration::from_micros(draws.below(20_000)));
+            kill(&network, &oracle, server, after, seed % 2 == 1);
+        }
+        let (tables, failures) = writer.join().unwrap_or_else(|stopped| panic!("{stopped}"));
+        workers.into_iter().for_each(|it| it.join().unwrap_or_else(|stopped| panic!("{stopped}")));
+        failed += failures;
+        match tables {
+            Some(tables) => ahead += u64::from(iterations::check(of, model, &tables[0])),
+            None => late += 1,
+        }
+    });
+    println!("{ahead} of a past iteration, {late} too late, {failed} attempts were cut off");
+    assert!(ahead > 10 && late > 0);
 }

@@ -10,8 +10,9 @@
 mod cluster;
 #[path = "support/drive.rs"]
 mod drive;
+#[path = "support/iterations.rs"]
+mod iterations;
 
-use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -23,6 +24,7 @@ use caravan_van::KeyRange;
 use caravan_van::sim::{Network, for_each_seed};
 use cluster::{Draws, connect, start, weather};
 use drive::{Drive, export, stored};
+use iterations::{LAST, WORKERS, iterate};
 
 const KEYS: u64 = 300;
 
@@ -167,16 +169,12 @@ fn a_checkpoint_is_of_one_moment_and_comes_back_bit_equal() {
 /// all servers, however far a worker is ahead; under SSP it has at least those.
 #[test]
 fn a_checkpoint_of_an_iteration_is_the_same_on_all_servers() {
-    const WORKERS: u64 = 3;
-    const LAST: u64 = 12;
     let (mut ahead, mut late) = (0, 0);
     for_each_seed(60, |seed| {
         let mut draws = Draws(seed);
         let (servers, of) = (1 + draws.below(3) as usize, 1 + draws.below(LAST));
         let model = if seed % 3 == 0 { Model::Ssp { staleness: 2 } } else { Model::Bsp };
-        let keys = KeyRange::new(0, KEYS).unwrap();
-        let spec = TableSpec::new(1, "sums", ValueType::I64, 1).keys(keys);
-        let spec = spec.placement(Placement::Even(2)).consistency(model, WORKERS as u32);
+        let spec = iterations::spec(model).placement(Placement::Even(2));
         let network = Network::new(seed, weather(seed));
         let (addresses, stop) =
             start(&network, servers, &Handles::default(), |server| server.move_by(300));
@@ -186,31 +184,7 @@ fn a_checkpoint_of_an_iteration_is_the_same_on_all_servers() {
                 network.spawn(&format!("worker {rank}"), move |network| {
                     let mut draws = Draws(seed << 8 | rank);
                     let mut worker = connect(network, 100 + rank as u32, &addresses);
-                    let table = worker.create_table(&spec).unwrap();
-                    worker.join(table).unwrap();
-                    let keys: Vec<u64> = (0..KEYS).collect();
-                    let mut pushes = VecDeque::new();
-                    for _ in 1..=LAST {
-                        // The first one only pushes, and may be ahead.
-                        if rank > 0 {
-                            let pulled = worker.pull(table, &keys).unwrap();
-                            worker.wait(pulled).unwrap();
-                        }
-                        let push = worker.push(table, &keys, &[1i64; KEYS as usize]).unwrap();
-                        let end = worker.advance(table).unwrap();
-                        worker.wait(end).unwrap();
-                        pushes.push_back(push);
-                        while pushes.len() > usize::from(rank == 0) {
-                            pushes
-                                .pop_front()
-                                .into_iter()
-                                .for_each(|it| drop(worker.wait(it).unwrap()));
-                        }
-                        network.sleep(Duration::from_micros(draws.below(300)));
-                    }
-                    let left = worker.leave(table).unwrap();
-                    worker.wait(left).unwrap();
-                    pushes.into_iter().for_each(|it| drop(worker.wait(it).unwrap()));
+                    iterate(network, &mut worker, &spec, rank, &mut draws);
                 })
             })
             .collect();
@@ -227,24 +201,13 @@ fn a_checkpoint_of_an_iteration_is_the_same_on_all_servers() {
             worker.join().unwrap_or_else(|stopped| panic!("{stopped}"));
         }
         stop.store(true, Ordering::Relaxed);
-        let sums: Vec<u64> = match written {
-            Ok(tables) => tables[0].iter().map(|(_, sum)| sum.parse().unwrap()).collect(),
+        match written {
+            Ok(tables) => ahead += u64::from(iterations::check(of, model, &tables[0])),
             Err(why) => {
                 assert!(why.contains(&format!("iteration {of} is over")), "{why}");
                 late += 1;
-                return;
             }
-        };
-        let (before, all) = (WORKERS * (of - 1), WORKERS * LAST);
-        let has_left = |sum: &u64| *sum == all; // and nobody takes part any more
-        match model {
-            Model::Bsp => {
-                assert!(sums.iter().all(|sum| *sum == before || has_left(sum)), "{of}: {sums:?}");
-                assert!(sums.len() as u64 == KEYS || before == 0, "{of}: {sums:?}");
-            }
-            _ => assert!(sums.iter().all(|sum| *sum >= before), "{of}: {sums:?}"),
         }
-        ahead += u64::from(sums.iter().all(|sum| !has_left(sum)));
     });
     println!("{ahead} of a past iteration, {late} too late");
     assert!(ahead > 0 && late > 0);

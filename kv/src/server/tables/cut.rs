@@ -178,26 +178,23 @@ impl Tables {
             entry.check_keys(&Piece::decode(body)?.rows.keys)?;
         }
         let has_copies = entry.chain.is_some();
-        if matches!(wish, Wish::Cut)
-            && message.clock() > 0
-            && let Some(governor) = &entry.governor
-        {
-            let name = &entry.spec.name;
-            if has_copies {
-                let why = "it has copies, so a checkpoint of it cannot wait for an iteration";
-                return Err(format!("table {name}: {why}").into());
-            }
-            let reached = governor.reaches(message.clock());
-            if let Some(blocker) = reached.map_err(|why| format!("table {name}: {why}"))? {
-                return Ok(Step::Govern(blocker));
-            }
-        }
         match wish {
             // All copies take them.
             Wish::Put if has_copies => {
                 return self.serve_chained(lanes, client, message, None, Op::Checkpoint);
             }
             Wish::Cut if has_copies && self.must_hold(lanes)? => return Ok(Step::Hold),
+            Wish::Cut if message.clock() > 0 => {
+                let Entry { governor, spec, .. } =
+                    self.find(message.table(), message.range().begin())?;
+                let reached = governor.as_ref().map_or(Ok(None), |it| it.reaches(message.clock()));
+                let reached = reached.map_err(|why| format!("table {}: {why}", spec.name))?;
+                if let Some(blocker) = reached {
+                    let waits =
+                        if has_copies { Step::Await(Some(blocker)) } else { Step::Govern(blocker) };
+                    return Ok(waits);
+                }
+            }
             _ => {}
         }
         let Some(reply) = self.grant(lanes, client.peer, message)? else { return Ok(Step::Hold) };

@@ -268,7 +268,7 @@ impl Governor {
 
     /// What a new copy takes over.
     pub(super) fn standing(&self) -> Standing {
-        let members = self.settled.as_ref().unwrap_or(self.controller.members()).clone();
+        let members = self.members().clone();
         Standing { members, bound: self.controller.bound() }
     }
 
@@ -330,7 +330,7 @@ impl Governor {
 
     /// The iteration up to which all pushes to `range` of the workers that take part were applied.
     pub(super) fn freshness(&self, range: KeyRange) -> u64 {
-        let members = self.settled.as_ref().unwrap_or(self.controller.members());
+        let members = self.members();
         if !members.is_complete() {
             return 0;
         }
@@ -338,12 +338,18 @@ impl Governor {
         applied.max(members.slowest() - 1)
     }
 
-    /// What a checkpoint has to wait for that is to be as of iteration `clock`.
+    /// How far the workers are, without what is foreseen.
+    fn members(&self) -> &Members {
+        self.settled.as_ref().unwrap_or(self.controller.members())
+    }
+
+    /// What a checkpoint has to wait for that is to be as of iteration `clock`. What is foreseen of
+    /// workers does not count: the pushes before it may still wait.
     ///
     /// # Errors
     /// If that iteration is over.
     pub(super) fn reaches(&self, clock: u64) -> Result<Option<Blocker>, String> {
-        match self.controller.members().slowest() {
+        match self.members().slowest() {
             u64::MAX => Ok(None), // all have left
             slowest if slowest > clock => Err(format!(
                 "all workers are in iteration {slowest} already, so that iteration {clock} is over"
