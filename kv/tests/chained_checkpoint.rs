@@ -291,7 +291,7 @@ fn a_lost_thread_that_wakes_is_not_read() {
 #[test]
 fn one_of_an_iteration_has_all_pushes_before_it_whatever_dies() {
     let (mut ahead, mut late, mut failed) = (0, 0, 0);
-    for_each_seed(60, |seed| {
+    for_each_seed(30, |seed| {
         let mut draws = Draws(seed);
         let of = 1 + draws.below(LAST);
         let model = if seed % 3 == 0 { Model::Ssp { staleness: 2 } } else { Model::Bsp };

@@ -20,8 +20,8 @@ pub(crate) fn spec(model: Model) -> TableSpec {
     spec.consistency(model, WORKERS as u32)
 }
 
-/// Takes part in a table: pushes 1 to all keys in each iteration. The first worker pulls nothing, and
-/// may be ahead.
+/// Takes part in a table: pushes 1 to all keys in each iteration. The first worker pulls nothing,
+/// and may be ahead.
 pub(crate) fn iterate(
     network: &Network,
     worker: &mut Worker,

@@ -6,9 +6,9 @@
 //! aside as they were. So the shard stands still for nobody, and only changed rows take memory
 //! twice. A shard that is being read does not move.
 //!
-//! Of a shard with copies the first thread of its chain is asked. That it is cut is answered when
-//! all copies have what it has, so no thread that counts as lost is read, nor what a death could
-//! undo; and rows that are put there are inputs, which all copies take.
+//! Of a shard with copies the first thread of its chain is asked, and waits. That it is cut is
+//! answered when all copies have what it has, so no thread that counts as lost is read, nor what a
+//! death could undo; and rows that are put there are inputs, which all copies take.
 //!
 //! Path: codec > thread > **tables** > shard > store > answer.
 
