@@ -327,9 +327,11 @@ fn one_of_an_iteration_has_all_pushes_before_it_whatever_dies() {
                 let mut checkpoints = Checkpoints::new(Drive::default()).at_clock(Some(of));
                 let over = format!("iteration {of} is over");
                 let mut number = None;
-                let failures = persist(|| match checkpoints.create(&mut worker, &[spec.clone()]) {
-                    Err(error) if error.to_string().contains(&over) => Ok(()),
-                    created => created.map(|created| number = Some(created)),
+                let failures = persist(|| {
+                    match checkpoints.create(&mut worker, std::slice::from_ref(&spec)) {
+                        Err(error) if error.to_string().contains(&over) => Ok(()),
+                        created => created.map(|created| number = Some(created)),
+                    }
                 });
                 (number.map(|number| export(&checkpoints, number)), failures)
             })
