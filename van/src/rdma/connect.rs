@@ -305,8 +305,8 @@ impl Rdma {
         let _ = request.reject(told);
     }
 
-    /// Makes room for one more peer in the shared queues; returns which completion queue it has, and
-    /// how many sends its lane may have.
+    /// Makes room for one more peer in the shared queues; returns which completion queue it has,
+    /// and how many sends its lane may have.
     pub(super) fn make_room(&mut self) -> io::Result<(usize, usize)> {
         let lanes = self.peers.queues();
         let wanted = self.queues.wanted + RECEIVES_FIRST as usize;
