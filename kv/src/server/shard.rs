@@ -197,7 +197,7 @@ pub trait Shard {
 
     /// The sum of which this push, the next one, is a part, if copies of the shard may get the sum
     /// in place of its parts, as [`Shard::add_up`] writes it. No pull shows parts of a sum before
-    /// it is complete, and it is the same to the shard what comes between them.
+    /// that and all of lower numbers are complete, and no pull between them changes anything.
     fn part(&self, _request: &Request<'_>) -> Option<Part> {
         None
     }
