@@ -60,8 +60,8 @@ impl<D: Disk> Checkpoints<D> {
     /// pushes of the iterations before, and under BSP no other, on all servers. Tables without a
     /// model, or with one that all workers have left, are taken at once.
     ///
-    /// Writing one fails if an iteration is over, and if a table with a model has copies. The
-    /// worker that writes it takes no part: it would wait for itself.
+    /// Writing one fails if an iteration is over. The worker that writes it takes no part: it would
+    /// wait for itself.
     #[must_use]
     pub fn at_clock(self, clock: Option<u64>) -> Self {
         Checkpoints { clock, ..self }

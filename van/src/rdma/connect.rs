@@ -334,7 +334,10 @@ impl Rdma {
             return Ok((at, sends));
         }
         let first = &self.queues.completions[0].queue;
-        let further = first.beside(sends + RECEIVES as usize)?;
+        let further = first.beside(sends + RECEIVES as usize).map_err(|error| {
+            let reason = format!("{lanes} peers are all that completion queues serve: {error}");
+            io::Error::new(io::ErrorKind::QuotaExceeded, reason)
+        })?;
         self.queues.completions.push(Reported::by(further));
         Ok((self.queues.completions.len() - 1, sends))
     }

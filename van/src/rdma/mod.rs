@@ -18,7 +18,7 @@
 //! to learn both. `caravan bench verbs --op read` measures it.
 //!
 //! Up to 16 work requests that were posted between two polls share a doorbell. Only the last one
-//! reports its completion. A transport owns its completion queue and belongs to one thread. It
+//! reports its completion. A transport owns its completion queues and belongs to one thread. It
 //! polls, then sleeps on the completion channel.
 //!
 //! | file | what it does |

@@ -207,7 +207,7 @@ impl ShardService {
             match arrival {
                 Arrival::Message { peer } => self.serve(peer),
                 Arrival::Placed { peer, memory, .. } => {
-                    drop(memory);
+                    drop(memory); // moved, so that a message has nothing to drop
                     self.reject(peer);
                 }
                 Arrival::Lost { peer, error } => {

@@ -261,9 +261,7 @@ impl Blocks {
             }
         }
     }
-}
 
-impl Blocks {
     /// Executes the pushes of `parts` workers, or their sum.
     fn put_all(
         &mut self,
