@@ -3,7 +3,6 @@
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc;
@@ -12,11 +11,15 @@ use std::time::{Duration, Instant};
 use caravan_fallback_tcp::Tcp;
 use caravan_van::mixed::Mixed;
 use caravan_van::shm::Shm;
-use caravan_van::wire::{Coding, Kind, Offer};
+use caravan_van::wire::{Coding, Kind};
 use caravan_van::{
-    About, Arrival, Buffer, Counters, Draft, Endpoint, Error, Event, FRAME_PREFIX, Frame, Gather,
-    PeerId, Result, Secret, Sleeper, Transport, Values, VanConfig, Wait,
+    Arrival, Buffer, Draft, Endpoint, Error, Event, FRAME_PREFIX, PeerId, Secret, Transport,
+    Values, VanConfig, Wait,
 };
+
+use support::{Switched, Switches};
+
+mod support;
 
 const LONG: Duration = Duration::from_secs(60);
 
@@ -198,79 +201,12 @@ fn a_refusal_is_final() {
     assert_eq!(a.about_of(there).name, "shm", "it was the first van's word");
 }
 
-/// A van that fails when it is told to.
-struct Fragile(Shm, Rc<Cell<bool>>);
-
-impl Transport for Fragile {
-    fn about(&self) -> &About {
-        self.0.about()
-    }
-
-    fn connect(&mut self, address: &str) -> Result<PeerId> {
-        self.0.connect(address)
-    }
-
-    fn disconnect(&mut self, peer: PeerId) {
-        self.0.disconnect(peer);
-    }
-
-    fn post_send<'a>(&mut self, peer: PeerId, frame: Frame<'a>) -> Result<Option<Frame<'a>>> {
-        self.0.post_send(peer, frame)
-    }
-
-    fn offer(&mut self, peer: PeerId, into: Buffer) -> Result<Offer> {
-        self.0.offer(peer, into)
-    }
-
-    fn withdraw(&mut self, peer: PeerId, key: u64) -> Result<Buffer> {
-        self.0.withdraw(peer, key)
-    }
-
-    fn post_write(&mut self, peer: PeerId, data: Gather, into: &Offer, at: u64) -> Result<()> {
-        self.0.post_write(peer, data, into, at)
-    }
-
-    fn poll(&mut self, events: &mut Vec<Event>) -> Result<()> {
-        if self.1.get() {
-            let source = std::io::Error::other("it is unplugged");
-            return Err(Error::Os { call: "working with the device", source });
-        }
-        self.0.poll(events)
-    }
-
-    fn wait(&mut self, timeout: Duration) -> Result<()> {
-        self.0.wait(timeout)
-    }
-
-    fn counters(&self) -> Counters {
-        self.0.counters()
-    }
-}
-
-impl Sleeper for Fragile {
-    fn carrier(&self) -> &'static str {
-        self.0.carrier()
-    }
-
-    fn descriptors(&mut self) -> Result<Vec<i32>> {
-        self.0.descriptors()
-    }
-
-    fn lie_down(&mut self, limit: Duration) -> Result<Duration> {
-        self.0.lie_down(limit)
-    }
-
-    fn get_up(&mut self) -> Result<()> {
-        self.0.get_up()
-    }
-}
-
 /// Goal: a van that breaks costs its lanes, and new ones go over the next; the last one's error is
 /// the transport's.
 #[test]
 fn a_broken_van_is_replaced_by_the_next() {
-    let is_broken = Rc::new(Cell::new(false));
-    let fragile = Fragile(Shm::new(&config(1)).unwrap(), is_broken.clone());
+    let switches = Rc::new(Switches::default());
+    let fragile = Switched(Shm::new(&config(1)).unwrap(), switches.clone());
     let tcp = Tcp::new(&config(1)).unwrap();
     let mut a = Mixed::new(vec![Box::new(fragile), Box::new(tcp)], Wait::Block).unwrap();
     let mut b = mixed(&config(2));
@@ -282,7 +218,7 @@ fn a_broken_van_is_replaced_by_the_next() {
     let into = a.about().memory.allocate(1000).unwrap();
     let offer = a.offer(broken, into).unwrap();
 
-    is_broken.set(true);
+    switches.is_broken.set(true);
     let event = first(&mut a, &mut b);
     let Event::Lost { peer, error } = &event else { panic!("{event:?}") };
     assert_eq!(*peer, broken);
@@ -302,10 +238,10 @@ fn a_broken_van_is_replaced_by_the_next() {
         assert!(matches!(&event, Event::Received { frame, .. } if **frame == *b"goes on"));
     }
 
-    is_broken.set(false);
-    let alone = Fragile(Shm::new(&config(4)).unwrap(), is_broken.clone());
+    switches.is_broken.set(false);
+    let alone = Switched(Shm::new(&config(4)).unwrap(), switches.clone());
     let mut alone = Mixed::new(vec![Box::new(alone)], Wait::Block).unwrap();
-    is_broken.set(true);
+    switches.is_broken.set(true);
     assert!(alone.poll(&mut Vec::new()).is_err(), "nothing is left");
     assert!(Mixed::new(Vec::new(), Wait::Block).is_err());
 }
@@ -315,8 +251,8 @@ fn a_broken_van_is_replaced_by_the_next() {
 #[test]
 fn an_early_request_arrives_over_whichever_van_comes_up() {
     for bytes in [8, 5000, 3 << 20] {
-        let is_broken = Rc::new(Cell::new(false));
-        let fragile = Fragile(Shm::new(&config(1)).unwrap(), is_broken.clone());
+        let switches = Rc::new(Switches::default());
+        let fragile = Switched(Shm::new(&config(1)).unwrap(), switches.clone());
         let tcp = Tcp::new(&config(1)).unwrap();
         let a = Mixed::new(vec![Box::new(fragile), Box::new(tcp)], Wait::Block).unwrap();
         let mut a = Endpoint::new(Box::new(a), 1, 4);
@@ -329,7 +265,7 @@ fn an_early_request_arrives_over_whichever_van_comes_up() {
         let draft = Draft { timestamp: 1, values, ..Draft::new(Kind::Request) };
         a.lanes.post(there, draft, &mut Coding::plain()).unwrap();
 
-        is_broken.set(true);
+        switches.is_broken.set(true);
         let came = came(&mut b, &mut a);
         assert_eq!(came.len(), bytes);
         assert!(came.iter().all(|byte| *byte == 7));

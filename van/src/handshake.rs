@@ -30,7 +30,7 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::config::VanConfig;
-use crate::wire::{Hello, MAGIC, VERSION};
+use crate::wire::{Beside, Hello, MAGIC, VERSION};
 
 pub use greeter::{Greeted, Greeter};
 pub use refusals::Refusals;
@@ -95,7 +95,7 @@ impl From<&str> for Reason {
 }
 
 /// A transport's secret and its hello.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Credentials {
     secret: Secret,
     prologue: Vec<u8>,
@@ -123,7 +123,7 @@ impl Credentials {
             incarnation: U64::new(config.identity.incarnation),
             transport: U32::new(getrandom::u32().expect("the system has random numbers")),
             role: config.identity.role,
-            reserved: [0; 3],
+            beside: [0; 3],
         };
         Credentials { secret: config.secret.clone(), prologue, hello, encrypt: config.encrypt }
     }
@@ -132,6 +132,11 @@ impl Credentials {
     pub fn saying(mut self, change: impl FnOnce(&mut Hello)) -> Credentials {
         change(&mut self.hello);
         self
+    }
+
+    /// The same for one lane, which may carry stripes of another one.
+    pub(crate) fn of_lane(&self, beside: Option<Beside>) -> Credentials {
+        self.clone().saying(|hello| hello.beside = beside.map_or([0; 3], Beside::to_bytes))
     }
 
     /// This side's hello.

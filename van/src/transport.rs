@@ -6,6 +6,7 @@ mod clock;
 mod sleeper;
 
 use std::fmt;
+use std::ops::Range;
 use std::time::Duration;
 
 pub use self::clock::{Clock, SimulatedTime};
@@ -120,6 +121,19 @@ impl Event {
             | Event::Lost { peer, .. } => *peer,
         }
     }
+
+    /// The same about this peer, for a transport that numbers the peers of another anew.
+    #[must_use]
+    #[inline]
+    pub(crate) fn of(mut self, own: PeerId) -> Event {
+        let (Event::Connected { peer, .. }
+        | Event::Received { peer, .. }
+        | Event::Lent { peer, .. }
+        | Event::Written { peer, .. }
+        | Event::Lost { peer, .. }) = &mut self;
+        *peer = own;
+        self
+    }
 }
 
 /// A frame to be sent, and whose its bytes are afterwards.
@@ -167,6 +181,18 @@ impl Gather {
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// The bytes in `range`, without a copy.
+    ///
+    /// # Panics
+    /// If `range` reaches past the end.
+    pub fn slice(&self, range: Range<usize>) -> Gather {
+        let middle = self.head.len();
+        let cut = |at: usize| at.saturating_sub(middle);
+        let head = self.head.slice(range.start.min(middle)..range.end.min(middle));
+        let tail = self.tail.as_ref().map(|tail| tail.slice(cut(range.start)..cut(range.end)));
+        Gather { head, tail }
     }
 }
 

@@ -169,6 +169,64 @@ fn threads_begin_at_different_ports() {
     assert_eq!(found.iter().map(|(from, to)| (from, to)).collect::<Vec<_>>(), expected);
 }
 
+/// Goal: a long value goes over both ports of two nodes that have two, in either direction and
+/// without a setting. Method: the packets that each device has sent.
+#[test]
+fn long_values_go_over_both_ports() {
+    let (Some(first), Some(second)) = (device(), variable("CARAVAN_TEST_DEVICE2")) else { return };
+    let sent = || {
+        [&first, &second].map(|device| {
+            let path = format!("/sys/class/infiniband/{device}/ports/1/hw_counters/sent_pkts");
+            std::fs::read_to_string(path).map_or(0, |text| text.trim().parse::<u64>().unwrap())
+        })
+    };
+    let config = VanConfig { memory_bytes: 64 << 20, ..VanConfig::default() };
+    let vans = [0, 1].map(|turn| on_ports(&VanConfig { node: turn, turn, ..config.clone() }));
+    let [mut client, mut server] = vans;
+    let (there, back) = connect(&mut client, &mut server);
+    for round in 0..6 {
+        let before = sent();
+        let (writer, to, reader, from) = match round % 2 {
+            0 => (&mut client, there, &mut server, back),
+            _ => (&mut server, back, &mut client, there),
+        };
+        let into = reader.about().memory.allocate(1 << 20).unwrap();
+        let offer = reader.offer(from, into).unwrap();
+        reader.post_send(from, frame(reader, b"an offer").into()).unwrap();
+        let data = Vec::from_iter((0..1 << 20).map(|at: u32| (at >> 3) as u8 ^ round));
+        let (mut heard, mut events, began) = (false, Vec::new(), Instant::now());
+        let memory = loop {
+            assert!(began.elapsed() < Duration::from_secs(60), "nothing came");
+            reader.poll(&mut events).unwrap();
+            if let Some(Event::Written { memory, len, .. }) = events.pop() {
+                assert_eq!(len, data.len());
+                break memory;
+            }
+            writer.poll(&mut events).unwrap();
+            if !heard && !events.is_empty() {
+                heard = true;
+                let data = Buffer::adopt(data.clone()).share();
+                writer.post_write(to, data.into(), &offer, 0).unwrap();
+            }
+            events.clear();
+        };
+        assert!(memory[..] == data[..]);
+        let sent: Vec<_> = sent().iter().zip(before).map(|(now, then)| now - then).collect();
+        if round >= 2 {
+            assert!(sent.iter().all(|&packets| packets >= 128), "round {round}: {sent:?}");
+        }
+        // The lanes beside it come about behind the first value.
+        let began = Instant::now();
+        while began.elapsed() < Duration::from_millis(300) {
+            client.wait(Duration::from_millis(1)).unwrap();
+            client.poll(&mut events).unwrap();
+            server.wait(Duration::from_millis(1)).unwrap();
+            server.poll(&mut events).unwrap();
+            assert!(events.is_empty(), "{events:?}");
+        }
+    }
+}
+
 /// Goal: a port that cannot be reached costs a lane nothing but time. Method: the address of a
 /// server whose first port refuses callers.
 #[test]

@@ -7,6 +7,24 @@ use crate::transport::{PeerId, Sleeper};
 /// Turns between two looks at a member without lanes, which somebody may call.
 const IDLE_TURNS: u32 = 64;
 
+/// What a peer of a member is to the transport.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Place {
+    pub(super) peer: PeerId,
+    pub(super) stripe: Stripe,
+}
+
+/// What a member's lane carries of the lane to a peer.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Stripe {
+    /// All of it.
+    Whole,
+    /// All of it but the other pieces of long values.
+    First,
+    /// Those of this number.
+    Beside(usize),
+}
+
 /// One of the vans.
 pub(super) struct Member {
     pub(super) van: Box<dyn Sleeper>,
@@ -14,8 +32,8 @@ pub(super) struct Member {
     pub(super) host: Option<String>,
     /// What wakes a thread that sleeps on it.
     pub(super) descriptors: Vec<i32>,
-    /// The peer of each of its own numbers.
-    pub(super) peers: Vec<Option<PeerId>>,
+    /// What each of its own numbers stands for.
+    pub(super) peers: Vec<Option<Place>>,
     /// How many of those there are.
     lanes: usize,
     /// Turns until a look at it while it has no lanes.
@@ -47,17 +65,17 @@ impl Member {
     }
 
     #[inline]
-    pub(super) fn peer(&self, inner: PeerId) -> Option<PeerId> {
+    pub(super) fn place(&self, inner: PeerId) -> Option<Place> {
         self.peers.get(inner.0 as usize).copied().flatten()
     }
 
-    pub(super) fn enter(&mut self, inner: PeerId, outer: PeerId) {
+    pub(super) fn enter(&mut self, inner: PeerId, place: Place) {
         let index = inner.0 as usize;
         if self.peers.len() <= index {
             self.peers.resize(index + 1, None);
         }
-        self.peers[index] = Some(outer);
-        self.lanes += 1;
+        self.lanes += usize::from(self.peers[index].is_none());
+        self.peers[index] = Some(place);
     }
 
     /// Has the van forget a peer.

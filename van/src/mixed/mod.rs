@@ -24,6 +24,7 @@
 mod address;
 mod member;
 mod sleep;
+mod stripes;
 
 use std::io;
 use std::time::Duration;
@@ -37,7 +38,8 @@ use crate::wait::{self, Pace, Progress, Wait};
 use crate::wire::{Hello, Offer};
 
 use address::{Way, digest};
-use member::Member;
+use member::{Member, Place, Stripe};
+use stripes::{STRIPED_BYTES_MIN, Stripes};
 
 /// A node's lanes over several vans.
 pub struct Mixed {
@@ -47,6 +49,8 @@ pub struct Mixed {
     /// By peer number; `None` once the peer is forgotten.
     lanes: Vec<Option<Lane>>,
     numbers: Numbers,
+    /// The last number that a lane got for the sake of its stripes.
+    lane_number: u32,
     pace: Pace,
     /// Events that are not reported yet.
     ready: Vec<Event>,
@@ -64,13 +68,34 @@ struct Lane {
     /// Its number there.
     peer: PeerId,
     stage: Stage,
+    /// Where it goes from one of several ports to one of several.
+    stripes: Option<Box<Stripes>>,
+}
+
+impl Lane {
+    /// Notes that it is lost; returns the former stage. Nothing more comes of it.
+    fn lose(&mut self) -> Stage {
+        if let Some(stripes) = &mut self.stripes {
+            stripes.drop_held();
+        }
+        std::mem::replace(&mut self.stage, Stage::Lost)
+    }
 }
 
 enum Stage {
-    /// No answer yet. These ways are left if none comes, and this is the address.
-    Dialling(Vec<Way>, String),
+    /// No answer yet.
+    Dialling(Dialled),
     Up,
     Lost,
+}
+
+/// What was dialled.
+struct Dialled {
+    /// The address, and the part of it that the member was given.
+    address: String,
+    part: String,
+    /// The ways that are left if no answer comes.
+    others: Vec<Way>,
 }
 
 impl Mixed {
@@ -108,6 +133,7 @@ impl Mixed {
             about,
             lanes: Vec::new(),
             numbers: Numbers::default(),
+            lane_number: 0,
             pace: Pace::new(wait),
             ready: Vec::new(),
             polled: Vec::new(),
@@ -135,14 +161,21 @@ impl Mixed {
     #[inline]
     fn lane(&mut self, peer: PeerId) -> Result<(&mut dyn Sleeper, PeerId)> {
         match self.lanes.get(peer.0 as usize) {
-            Some(Some(lane)) => Ok((&mut *self.members[lane.member].van, lane.peer)),
+            Some(Some(lane)) if !matches!(lane.stage, Stage::Lost) => {
+                Ok((&mut *self.members[lane.member].van, lane.peer))
+            }
             _ => Err(Error::NotConnected { peer }),
         }
     }
 
+    fn offer_whole(&mut self, peer: PeerId, into: Buffer) -> Result<Offer> {
+        let (van, inner) = self.lane(peer)?;
+        van.offer(inner, into).map_err(|error| error.of(peer))
+    }
+
     /// Enters that a peer has a lane over a member.
     fn enter_lane(&mut self, peer: PeerId, lane: Lane) {
-        self.members[lane.member].enter(lane.peer, peer);
+        self.members[lane.member].enter(lane.peer, Place { peer, stripe: Stripe::Whole });
         let index = peer.0 as usize;
         if self.lanes.len() <= index {
             self.lanes.resize_with(index + 1, || None);
@@ -174,8 +207,9 @@ impl Mixed {
             }
             match self.members[member].van.connect(&at) {
                 Ok(inner) => {
-                    let stage = Stage::Dialling(ways.collect(), address.to_owned());
-                    self.enter_lane(peer, Lane { member, peer: inner, stage });
+                    let (address, others) = (address.to_owned(), ways.collect());
+                    let stage = Stage::Dialling(Dialled { address, part: at, others });
+                    self.enter_lane(peer, Lane { member, peer: inner, stage, stripes: None });
                     return Ok(());
                 }
                 Err(error) => {
@@ -210,56 +244,78 @@ impl Mixed {
     /// Gives an event of a member this transport's number.
     #[inline]
     fn take_in(&mut self, at: usize, event: Event) {
-        let mut event = event;
-        let number = match &mut event {
-            Event::Received { peer, .. }
-            | Event::Lent { peer, .. }
-            | Event::Written { peer, .. } => peer,
-            Event::Connected { peer, hello } => return self.connected(at, *peer, *hello),
-            Event::Lost { .. } => return self.lost(at, event),
-        };
-        if let Some(peer) = self.members[at].peer(*number) {
-            *number = peer;
-            self.ready.push(event);
+        match event {
+            Event::Connected { peer, hello } => return self.connected(at, peer, hello),
+            Event::Lost { peer, error } => return self.lost(at, peer, error),
+            Event::Received { .. } | Event::Lent { .. } | Event::Written { .. } => {}
+        }
+        match self.members[at].place(event.peer()) {
+            Some(Place { peer, stripe: Stripe::Whole }) => self.ready.push(event.of(peer)),
+            Some(place) => self.take_in_stripe(place, event),
+            None => {}
         }
     }
 
     #[cold]
     fn connected(&mut self, at: usize, inner: PeerId, hello: Hello) {
-        let peer = match self.members[at].peer(inner) {
-            Some(peer) => peer,
-            None => {
+        let peer = match (self.members[at].place(inner), hello.beside()) {
+            (Some(Place { peer, stripe: Stripe::Beside(stripe) }), _) => {
+                return self.stripe_up(peer, stripe);
+            }
+            (Some(Place { peer, .. }), _) => peer,
+            (None, Some(beside)) => return self.attach(at, inner, &hello, beside),
+            (None, None) => {
                 let peer = PeerId(self.numbers.free());
-                self.enter_lane(peer, Lane { member: at, peer: inner, stage: Stage::Up });
+                let (stage, stripes) = (Stage::Up, None);
+                self.enter_lane(peer, Lane { member: at, peer: inner, stage, stripes });
                 peer
             }
         };
-        if let Some(Some(lane)) = self.lanes.get_mut(peer.0 as usize) {
-            lane.stage = Stage::Up;
+        let Some(Some(lane)) = self.lanes.get_mut(peer.0 as usize) else { return };
+        let stage = std::mem::replace(&mut lane.stage, Stage::Up);
+        let dialled = match &stage {
+            Stage::Dialling(Dialled { part, address, .. }) => Some((&**part, &**address)),
+            Stage::Up | Stage::Lost => None,
+        };
+        if let Some(stripes) = self.stripes(at, &hello, dialled)
+            && let Some(Some(lane)) = self.lanes.get_mut(peer.0 as usize)
+        {
+            lane.stripes = Some(stripes);
+            self.members[at].enter(inner, Place { peer, stripe: Stripe::First });
         }
         tracing::debug!(%peer, van = self.members[at].label(), node = hello.node.get(), "a lane");
         self.ready.push(Event::Connected { peer, hello });
     }
 
     #[cold]
-    fn lost(&mut self, at: usize, event: Event) {
-        let Event::Lost { peer: inner, error } = event else { return };
-        let Some(peer) = self.members[at].peer(inner) else { return };
-        let Some(Some(lane)) = self.lanes.get_mut(peer.0 as usize) else { return };
-        let stage = std::mem::replace(&mut lane.stage, Stage::Lost);
-        let mut error = error.of(peer);
-        if let Stage::Dialling(ways, whole) = stage {
-            if !ways.is_empty() && !error.is_refusal() {
-                tell_of_next(&self.members[at].label(), &whole, &error, ways.len());
-                self.members[at].forget(inner);
-                self.lanes[peer.0 as usize] = None;
-                match self.dial(peer, ways, &whole) {
-                    Ok(()) => return,
-                    Err(last) => error = last,
-                }
+    fn lost(&mut self, at: usize, inner: PeerId, error: Error) {
+        let peer = match self.members[at].place(inner) {
+            Some(Place { peer, stripe: Stripe::Beside(stripe) }) => {
+                return self.stripe_lost(peer, stripe, &error);
             }
-            if let Error::Connect { address, .. } | Error::PeerLost { address, .. } = &mut error {
-                *address = whole;
+            Some(Place { peer, .. }) => peer,
+            None => return,
+        };
+        let Some(Some(lane)) = self.lanes.get_mut(peer.0 as usize) else { return };
+        let stage = lane.lose();
+        let mut error = error.of(peer);
+        match stage {
+            Stage::Lost => return, // it has been reported
+            Stage::Up => {}
+            Stage::Dialling(Dialled { address: whole, others, .. }) => {
+                if !others.is_empty() && !error.is_refusal() {
+                    tell_of_next(&self.members[at].label(), &whole, &error, others.len());
+                    self.members[at].forget(inner);
+                    self.lanes[peer.0 as usize] = None;
+                    match self.dial(peer, others, &whole) {
+                        Ok(()) => return,
+                        Err(last) => error = last,
+                    }
+                }
+                if let Error::Connect { address, .. } | Error::PeerLost { address, .. } = &mut error
+                {
+                    *address = whole;
+                }
             }
         }
         self.numbers.lose(peer.0);
@@ -281,25 +337,13 @@ impl Mixed {
         let van = self.members[at].label();
         let why = with_sources(&error);
         tracing::warn!(why, "the {van} van is broken; its lanes go over {}", others.join(" or "));
-        let inner = (0..self.members[at].peers.len()).map(|index| PeerId(index as u32));
-        for inner in
-            inner.filter(|inner| self.members[at].peer(*inner).is_some()).collect::<Vec<_>>()
-        {
+        for inner in (0..self.members[at].peers.len() as u32).map(PeerId) {
             let reason = format!("the {van} van is broken: {why}").into();
             let error = Error::PeerLost { peer: inner, address: format!("over {van}"), reason };
-            self.lost_unless_known(at, inner, error);
+            self.lost(at, inner, error);
         }
         self.descriptors = descriptors(&self.members);
         Ok(())
-    }
-
-    /// Reports a loss that was not reported before.
-    fn lost_unless_known(&mut self, at: usize, inner: PeerId, error: Error) {
-        let lane =
-            self.members[at].peer(inner).and_then(|peer| self.lanes[peer.0 as usize].as_ref());
-        if lane.is_some_and(|lane| !matches!(lane.stage, Stage::Lost)) {
-            self.lost(at, Event::Lost { peer: inner, error });
-        }
     }
 }
 
@@ -433,6 +477,9 @@ impl Transport for Mixed {
     fn disconnect(&mut self, peer: PeerId) {
         let Some(lane) = self.lanes.get_mut(peer.0 as usize).and_then(Option::take) else { return };
         self.members[lane.member].forget(lane.peer);
+        if let Some(stripes) = &lane.stripes {
+            self.forget_stripes(stripes);
+        }
         self.ready.retain(|event| event.peer() != peer);
         match lane.stage {
             Stage::Lost => self.numbers.forget(peer.0),
@@ -448,18 +495,23 @@ impl Transport for Mixed {
     }
 
     fn offer(&mut self, peer: PeerId, into: Buffer) -> Result<Offer> {
-        let (van, inner) = self.lane(peer)?;
-        van.offer(inner, into).map_err(|error| error.of(peer))
+        match into.len() {
+            STRIPED_BYTES_MIN.. => self.offer_pieces(peer, into),
+            _ => self.offer_whole(peer, into),
+        }
     }
 
     fn withdraw(&mut self, peer: PeerId, key: u64) -> Result<Buffer> {
-        let Ok((van, inner)) = self.lane(peer) else {
-            return Err(Error::OutsideOffer { key, at: 0, len: 0, offered: 0 });
-        };
-        van.withdraw(inner, key).map_err(|error| error.of(peer))
+        match self.withdraw_pieces(peer, key) {
+            Some(withdrawn) => withdrawn,
+            None => self.withdraw_piece(peer, 0, key),
+        }
     }
 
     fn post_write(&mut self, peer: PeerId, data: Gather, into: &Offer, at: u64) -> Result<()> {
+        if let Some(posted) = self.write_pieces(peer, &data, into, at) {
+            return posted;
+        }
         self.has_posted = true;
         let (van, inner) = self.lane(peer)?;
         van.post_write(inner, data, into, at).map_err(|error| error.of(peer))

@@ -18,6 +18,7 @@ use super::{Rdma, Reported};
 use crate::error::{Error, Result};
 use crate::handshake::{Answering, CALL_BYTES, Calling, Proved, Reason, deserves_answer, refusal};
 use crate::transport::{Event, PeerId};
+use crate::wire::Beside;
 
 /// Limit on the time to connect to one address of a name. The connection manager resends lost
 /// packets after 4.3 s.
@@ -49,6 +50,8 @@ pub(super) struct Peer {
     pub(super) until: Instant,
     /// Further ways to the peer that was called, the next one last.
     pub(super) others: Vec<Way>,
+    /// Whether its lane carries stripes of another one.
+    pub(super) beside: Option<Beside>,
     /// The wire of a direct connection.
     pub(super) wire: Option<WireId>,
     /// Both ends of it, for the reason of a loss.
@@ -108,7 +111,7 @@ fn ways(address: &str) -> io::Result<Vec<Way>> {
 impl Rdma {
     /// Starts to connect by the first of the ways that `address` names and that this node has; the
     /// others are tried after it.
-    pub(super) fn dial(&mut self, address: &str) -> Result<PeerId> {
+    pub(super) fn dial(&mut self, address: &str, beside: Option<Beside>) -> Result<PeerId> {
         let failed = |source| Error::Connect { address: address.to_owned(), source };
         let mut others = ways(address).map_err(failed)?;
         let (manager, direct) = (self.nic.manager.is_some(), self.nic.direct.is_some());
@@ -122,22 +125,27 @@ impl Rdma {
             return Err(failed(io::Error::new(io::ErrorKind::Unsupported, what)));
         }
         let now = Instant::now();
-        let (stage, wire) = self.seek(&mut others, now).map_err(failed)?;
+        let (stage, wire) = self.seek(&mut others, beside, now).map_err(failed)?;
         let (address, until) = (address.to_owned(), now + CONNECT_TIMEOUT);
-        let peer = Peer { address, called: true, stage, until, others, wire, ends: None };
+        let peer = Peer { address, called: true, stage, until, others, beside, wire, ends: None };
         let id = self.peers.enter(peer);
         self.claim(wire, id);
         Ok(PeerId(id))
     }
 
     /// Starts to connect by the last of `ways` that can be.
-    fn seek(&mut self, ways: &mut Vec<Way>, now: Instant) -> io::Result<(Stage, Option<WireId>)> {
+    fn seek(
+        &mut self,
+        ways: &mut Vec<Way>,
+        beside: Option<Beside>,
+        now: Instant,
+    ) -> io::Result<(Stage, Option<WireId>)> {
         let mut failed = no_address();
         while let Some(way) = ways.pop() {
             let begun = match way {
                 Way::Managed(to) => self.resolve(to).map(|made| (Stage::Seeking(made), None)),
                 Way::Direct(to) => {
-                    self.dial_directly(&to, now).map(|wire| (Stage::Dialling, Some(wire)))
+                    self.dial_directly(&to, beside, now).map(|wire| (Stage::Dialling, Some(wire)))
                 }
             };
             match begun {
@@ -407,12 +415,13 @@ impl Rdma {
             return self.lose(id, error.to_string());
         }
         let mut others = std::mem::take(&mut peer.others);
-        let (address, called) = (peer.address.clone(), peer.called);
+        let (address, called, beside) = (peer.address.clone(), peer.called, peer.beside);
         let now = Instant::now();
-        if let Ok((stage, wire)) = self.seek(&mut others, now) {
+        if let Ok((stage, wire)) = self.seek(&mut others, beside, now) {
             let until = now + CONNECT_TIMEOUT;
             self.close(id);
-            self.peers.put(id, Peer { address, called, stage, until, others, wire, ends: None });
+            let peer = Peer { address, called, stage, until, others, beside, wire, ends: None };
+            self.peers.put(id, peer);
             self.peers.handshaking += 1;
             self.claim(wire, id);
             return;
@@ -466,7 +475,8 @@ impl Peer {
     /// A peer that called from `address`, and has to prove itself.
     pub(super) fn who_called(address: String, stage: Stage, now: Instant) -> Peer {
         let (until, others) = (now + CONNECT_TIMEOUT, Vec::new());
-        Peer { address, called: false, stage, until, others, wire: None, ends: None }
+        let (beside, wire, ends) = (None, None, None);
+        Peer { address, called: false, stage, until, others, beside, wire, ends }
     }
 }
 

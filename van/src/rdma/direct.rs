@@ -23,6 +23,7 @@ use super::queue_pair::Lane;
 use super::wires::{CLOSED, Heard, WireId};
 use crate::error::{Error, Result};
 use crate::handshake::{Reason, TAG};
+use crate::wire::Beside;
 
 /// Begins the answer of a side that takes part.
 const JOINED: u8 = 0;
@@ -32,9 +33,14 @@ const REFUSED: u8 = 1;
 
 impl Rdma {
     /// Starts to connect to the TCP address `to`.
-    pub(super) fn dial_directly(&mut self, to: &str, now: Instant) -> io::Result<WireId> {
+    pub(super) fn dial_directly(
+        &mut self,
+        to: &str,
+        beside: Option<Beside>,
+        now: Instant,
+    ) -> io::Result<WireId> {
         let direct = self.nic.direct.as_mut().ok_or_else(no_address)?;
-        direct.wires.dial(to, now)
+        direct.wires.dial(to, beside, now)
     }
 
     /// Notes for whose lane a wire stands.

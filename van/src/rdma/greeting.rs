@@ -11,14 +11,17 @@ use crate::wire::Hello;
 impl Rdma {
     /// Reads the welcome of a connection that this side requested, and answers with the proof.
     pub(super) fn established(&mut self, id: u32, private_data: &[u8]) {
-        let Some(Peer { stage: Stage::Calling(lane, calling), .. }) = self.peers.get_mut(id) else {
+        let Some(Peer { stage: Stage::Calling(lane, calling), beside, .. }) =
+            self.peers.get_mut(id)
+        else {
             return;
         };
         let Some(Asked::Manager(calling)) = calling.take() else { return };
         let _ = lane.queue_pair.set_receiver_not_ready_timer(NOT_READY_TIMER);
         // The connection manager may add padding.
         let welcome = &private_data[..private_data.len().min(WELCOME_BYTES)];
-        let proved = self.credentials.prove(calling, welcome).and_then(|(proved, proof)| {
+        let credentials = self.credentials.of_lane(*beside);
+        let proved = credentials.prove(calling, welcome).and_then(|(proved, proof)| {
             self.rise(id, &proved.hello)?;
             Ok(self.send_proof(id, &proof)?)
         });

@@ -71,7 +71,7 @@ use crate::transport::{
     check_frame,
 };
 use crate::wait::{self, Pace, Progress};
-use crate::wire::Offer;
+use crate::wire::{Beside, Offer};
 
 use connect::{Peer, Stage};
 pub use listen::reaches;
@@ -384,6 +384,10 @@ impl Sleeper for Rdma {
         NAME
     }
 
+    fn connect_beside(&mut self, address: &str, beside: Beside) -> Result<PeerId> {
+        self.dial(address, Some(beside))
+    }
+
     fn descriptors(&mut self) -> Result<Vec<i32>> {
         Ok(self.fds().into_iter().filter(|&fd| fd >= 0).collect())
     }
@@ -405,7 +409,7 @@ impl Transport for Rdma {
     }
 
     fn connect(&mut self, address: &str) -> Result<PeerId> {
-        self.dial(address)
+        self.dial(address, None)
     }
 
     fn disconnect(&mut self, peer: PeerId) {

@@ -21,6 +21,7 @@ use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use super::connect::CONNECT_TIMEOUT;
 use crate::handshake::{Credentials, Greeted, Greeter, Proved, Reason, TAG};
+use crate::wire::Beside;
 
 /// Callers that have not been heard to their end; the oldest goes when one more comes.
 const STRANGERS_MAX: usize = 256;
@@ -119,7 +120,12 @@ impl Wires {
     ///
     /// # Errors
     /// The system's.
-    pub(super) fn dial(&mut self, address: &str, now: Instant) -> io::Result<WireId> {
+    pub(super) fn dial(
+        &mut self,
+        address: &str,
+        beside: Option<Beside>,
+        now: Instant,
+    ) -> io::Result<WireId> {
         let to = address.to_socket_addrs()?.next();
         let to = to.ok_or_else(super::listen::no_address)?;
         let socket = Socket::new(Domain::for_address(to), Type::STREAM, Some(Protocol::TCP))?;
@@ -128,7 +134,7 @@ impl Wires {
             Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => {}
             outcome => outcome?,
         }
-        let (greeter, call) = Greeter::calling(self.credentials.clone());
+        let (greeter, call) = Greeter::calling(Rc::new(self.credentials.of_lane(beside)));
         let stage = Stage::Dialling(greeter, call);
         let (stream, from) = (socket.into(), address.to_owned());
         let until = now + CONNECT_TIMEOUT;

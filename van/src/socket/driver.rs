@@ -23,6 +23,7 @@ use crate::metrics::Counters;
 use crate::offers::Offers;
 use crate::transport::{About, Event, PeerId};
 use crate::wait::Wait;
+use crate::wire::Beside;
 
 /// Lanes that are read at every look, at most, so that a look stays short.
 const DIRECT_LANES_MAX: usize = 4;
@@ -102,16 +103,16 @@ impl<E: Engine> Driver<E> {
         counters
     }
 
-    /// Begins to connect to `address`.
+    /// Begins to connect to `address`, with a lane of its own or beside another one.
     ///
     /// # Errors
     /// [`Error::Connect`] when it is clear at once that this fails.
-    pub(super) fn connect(&mut self, address: &str) -> Result<PeerId> {
+    pub(super) fn connect(&mut self, address: &str, beside: Option<Beside>) -> Result<PeerId> {
         self.hub.counters.system_calls += 1;
         let failed = |source| Error::Connect { address: address.to_owned(), source };
         let (dial, socket) = Dial::start(&mut self.engine, address).map_err(failed)?;
         let id = PeerId(self.peers.numbers.unused());
-        let (greeter, call) = Greeter::calling(self.credentials.clone());
+        let (greeter, call) = Greeter::calling(Rc::new(self.credentials.of_lane(beside)));
         let mut sender = Sender::new(id);
         sender.greet(call);
         let receiver = Receiver::new(id, greeter, self.frame_bytes);

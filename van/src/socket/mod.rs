@@ -33,7 +33,7 @@ use crate::transport::{
     About, Clock, Event, Frame, Gather, Limits, PeerId, Sleeper, Transport, check_frame,
 };
 use crate::wait::{self, Pace, Progress};
-use crate::wire::Offer;
+use crate::wire::{Beside, Offer};
 
 /// The carrier that handshakes name: all vans over sockets speak alike, so they connect to each
 /// other.
@@ -129,7 +129,7 @@ impl<E: Engine> Transport for Sockets<E> {
     }
 
     fn connect(&mut self, address: &str) -> Result<PeerId> {
-        self.driver.connect(address)
+        self.driver.connect(address, None)
     }
 
     fn disconnect(&mut self, peer: PeerId) {
@@ -176,6 +176,10 @@ impl<E: Engine> Transport for Sockets<E> {
 impl<E: Engine> Sleeper for Sockets<E> {
     fn carrier(&self) -> &'static str {
         CARRIER
+    }
+
+    fn connect_beside(&mut self, address: &str, beside: Beside) -> Result<PeerId> {
+        self.driver.connect(address, Some(beside))
     }
 
     fn descriptors(&mut self) -> Result<Vec<i32>> {

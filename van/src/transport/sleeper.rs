@@ -1,9 +1,11 @@
 //! What a transport owes a thread that sleeps on several at once: its sleep in two halves.
 
+use std::io;
 use std::time::Duration;
 
-use super::Transport;
-use crate::error::Result;
+use super::{PeerId, Transport};
+use crate::error::{Error, Result};
+use crate::wire::Beside;
 
 /// A transport beside which others can sleep. [`Transport::wait`] is for a thread that has no
 /// other.
@@ -14,6 +16,15 @@ pub trait Sleeper: Transport {
     /// What carries the bytes. Transports of one carrier connect to each other, whatever their
     /// names are.
     fn carrier(&self) -> &'static str;
+
+    /// As [`Transport::connect`], for a lane that carries stripes of another one: its hello says so.
+    ///
+    /// # Errors
+    /// [`Error::Connect`], always from a van of which a node has only one.
+    fn connect_beside(&mut self, address: &str, _beside: Beside) -> Result<PeerId> {
+        let source = io::Error::new(io::ErrorKind::Unsupported, "its lanes carry no stripes");
+        Err(Error::Connect { address: address.to_owned(), source })
+    }
 
     /// The descriptors that become readable when a sleep has to end. They stay the same.
     ///

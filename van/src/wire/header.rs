@@ -123,7 +123,8 @@ pub mod flags {
 
 /// Memory that one node lets one peer write, once.
 #[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+    Unaligned,
 )]
 #[repr(C)]
 pub struct Offer {
@@ -159,11 +160,33 @@ pub struct Hello {
     pub transport: U32,
     /// Role of the node; the van ignores it.
     pub role: u8,
-    /// Zero.
-    pub reserved: [u8; 3],
+    /// A [`Beside`], or 0 for a lane of its own.
+    pub beside: [u8; 3],
 }
 
 const _: () = assert!(size_of::<Hello>() == 32);
+
+/// What a lane that carries stripes of another one says of itself: see `mixed/stripes.rs`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Beside {
+    /// Number that the called side gave the other lane: 1 to [`Beside::LANES`].
+    pub lane: u32,
+    /// Which stripe it carries: 1 to [`Beside::STRIPES`].
+    pub stripe: usize,
+}
+
+impl Beside {
+    /// Highest number of a lane.
+    pub const LANES: u32 = (1 << 22) - 1;
+    /// Highest number of a stripe.
+    pub const STRIPES: usize = 3;
+
+    /// Its bytes in a [`Hello`].
+    pub fn to_bytes(self) -> [u8; 3] {
+        let [a, b, c, _] = (self.lane << 2 | self.stripe as u32).to_le_bytes();
+        [a, b, c]
+    }
+}
 
 impl Hello {
     /// Rank of a node that has none.
@@ -177,9 +200,17 @@ impl Hello {
         let hello = Hello::read_from_bytes(bytes).map_err(|_| {
             format!("a hello has {} bytes, not {}", size_of::<Hello>(), bytes.len())
         })?;
-        if hello.reserved != [0; 3] || hello.credits.get() == 0 {
+        let is_beside = hello.beside().is_none_or(|it| it.lane > 0 && it.stripe > 0);
+        if !is_beside || hello.credits.get() == 0 {
             return Err("its hello is malformed".to_owned());
         }
         Ok(hello)
+    }
+
+    /// The lane whose stripes this one carries, if it is not a lane of its own.
+    pub fn beside(&self) -> Option<Beside> {
+        let [a, b, c] = self.beside;
+        let word = u32::from_le_bytes([a, b, c, 0]);
+        (word != 0).then_some(Beside { lane: word >> 2, stripe: word as usize & 3 })
     }
 }

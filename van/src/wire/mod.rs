@@ -29,7 +29,7 @@ pub(crate) use decode::{check_key, check_keys, check_lengths, expand};
 pub(crate) use decode::{decode, decode_landed, decode_lent};
 pub use encode::{Coding, encode};
 pub(crate) use encode::{encode_into, seal};
-pub use header::{Header, Hello, Kind, MAGIC, Offer, VERSION, flags};
+pub use header::{Beside, Header, Hello, Kind, MAGIC, Offer, VERSION, flags};
 pub use images::Images;
 pub(crate) use layout::Layout;
 pub(crate) use peek::{Peeked, peek, peek_landed};
