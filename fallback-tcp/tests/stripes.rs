@@ -156,6 +156,11 @@ impl Two {
         self.rest();
     }
 
+    /// Has all ports take in what comes.
+    fn thaw(&self) {
+        self.ports.iter().flatten().for_each(|port| port.is_frozen.set(false));
+    }
+
     /// Bytes that a node has written over each port.
     fn by_port(&self, node: usize) -> Vec<usize> {
         self.ports[node].iter().map(|switches| switches.written.get()).collect()
@@ -245,7 +250,7 @@ fn order_stays_however_late_a_port_is() {
                 two.rest();
             }
         }
-        two.ports[1].iter().for_each(|port| port.is_frozen.set(false));
+        two.thaw();
         if late == 0 {
             two.came(1, b"before");
         }
@@ -256,6 +261,33 @@ fn order_stays_however_late_a_port_is() {
         }
     }
     two.rest();
+}
+
+/// Goal: a piece is written once it is known to be open, with room or when there is room.
+#[test]
+fn a_piece_is_written_once_it_is_open() {
+    let mut two = Two::new([3, 3]);
+    two.begin();
+    for full in [None, Some(1), Some(2)] {
+        two.ports[0][1..].iter().for_each(|port| port.is_frozen.set(true));
+        let (offer, data) = (two.offer(1, MIB), data(5, MIB));
+        let before = two.by_port(0);
+        two.write(0, &data, &offer, 0);
+        two.send(0, b"behind");
+        two.rest();
+        let after = two.by_port(0);
+        assert!(after[0] > before[0] && after[1..] == before[1..], "{after:?}");
+        let full = full.map(|port| two.ports[0][port].clone());
+        full.iter().for_each(|port| port.is_full.set(true));
+        two.thaw();
+        if full.is_some() {
+            two.rest();
+        }
+        full.iter().for_each(|port| port.is_full.set(false));
+        two.written(1, &data, &offer, 0);
+        two.came(1, b"behind");
+        assert_eq!(two.by_port(0).iter().sum::<usize>() - before.iter().sum::<usize>(), MIB);
+    }
 }
 
 /// Goal: a piece that finds no room is posted by the next try, and no piece twice.
@@ -344,7 +376,7 @@ fn a_port_that_breaks_ends_the_lane_and_the_next_one_does_without() {
             two.vans[0].disconnect(two.peers[0]);
             two.rest();
 
-            two.ports[1].iter().for_each(|port| port.is_frozen.set(false));
+            two.thaw();
             two.connect();
             two.begin();
             let (offer, data) = (two.offer(1, MIB), data(2, MIB));
@@ -368,7 +400,8 @@ fn nonsense_about_stripes_loses_the_peer() {
     for wrong in [
         b"CRVS".to_vec(),
         told(0, 1, &[]),
-        told(5, 1, &[]),
+        told(5, 1, &[]), // not on this lane
+        told(6, 1, &[]),
         told(2, 0, &[]),
         told(2, 1 << 22, &[]),
         told(3, 0, &[]),
@@ -425,7 +458,7 @@ fn random_traffic_over_lagging_ports_stays_whole() {
         }
         let mut posted: VecDeque<(Option<(Offer, usize)>, Shared)> = VecDeque::new();
         for step in 0..120 {
-            for port in &two.ports[1] {
+            for port in two.ports.iter().flatten() {
                 port.is_frozen.set(dice.one_of(6));
             }
             let value = data(step, [17, 5000, 300_000, MIB][dice.below(4)]);
@@ -433,7 +466,8 @@ fn random_traffic_over_lagging_ports_stays_whole() {
                 two.send(0, &value);
                 posted.push_back((None, value));
             } else if posted.is_empty() {
-                two.ports[1].iter().for_each(|port| port.is_frozen.set(false));
+                two.thaw();
+                two.ports[0].iter().skip(1).for_each(|port| port.is_frozen.set(dice.one_of(3)));
                 for _ in 0..=dice.below(5) {
                     let (at, more) = (8 * dice.below(512), dice.below(MIB));
                     let value = data(step + more, 8 + dice.below(MIB));
@@ -447,7 +481,7 @@ fn random_traffic_over_lagging_ports_stays_whole() {
             }
             two.turn();
             if dice.one_of(3) {
-                two.ports[1].iter().for_each(|port| port.is_frozen.set(false));
+                two.thaw();
                 for (to, value) in posted.drain(..) {
                     match to {
                         Some((offer, at)) => two.written(1, &value, &offer, at),

@@ -57,6 +57,8 @@ pub struct Mixed {
     /// What a member has reported just now.
     polled: Vec<Event>,
     has_posted: bool,
+    /// Peers to whose stripes something could not be written for want of room.
+    waiting: Vec<PeerId>,
     descriptors: Vec<i32>,
     /// What this transport does itself.
     own: Counters,
@@ -138,6 +140,7 @@ impl Mixed {
             ready: Vec::new(),
             polled: Vec::new(),
             has_posted: false,
+            waiting: Vec::new(),
             descriptors,
             own: Counters::default(),
         })
@@ -413,6 +416,9 @@ impl Progress for Mixed {
     /// Looks at the members that have lanes, and at the others now and then.
     fn turn(&mut self) -> Result<bool> {
         self.has_posted = false;
+        if !self.waiting.is_empty() {
+            std::mem::take(&mut self.waiting).into_iter().for_each(|peer| self.post_waiting(peer));
+        }
         for at in 0..self.members.len() {
             match self.members[at].is_due() {
                 Ok(true) => self.look_at(at)?,

@@ -4,19 +4,21 @@
 //! further pair of ports. An offer of [`STRIPED_BYTES_MIN`] bytes or more is cut into one piece for
 //! each of these lanes, and each piece is an offer of the van that carries it. The first piece
 //! stands for the whole: its key is the key that the layer above knows. A frame ahead of the offer
-//! tells the peer of all pieces. Who writes to such an offer writes to every piece, be it no bytes.
-//! What follows a write on the lane is held back until all pieces of it have come, so that order
-//! stays.
+//! tells the peer of all pieces, and a frame on the lane of each other piece says that this one is
+//! open: an offer holds from when something has arrived that was posted behind it. Who writes to
+//! such an offer writes to every piece, be it no bytes, and to each once it is open. What follows a
+//! write on the lane is held back until all pieces of it have come, so that order stays.
 //!
 //! ```text
 //! caller                                    called
 //! [ask]                            ->       numbers its lane        when it first offers so much
 //! connects each further pair      <-        [number]                or when the called side does
 //! [up k]                          <->       [up k]                  both ends of lane k are there
-//! [cut] the pieces, then a frame with the offer     ->
+//! [cut] the pieces, then a frame with the offer     ->              over the lane itself
+//! [open] its piece                 ->                               over each lane beside it
 //! ```
 //!
-//! A lane beside another one has no frames: only writes, into pieces. A connection made for it says
+//! A lane beside another one has no other frames, and writes only into pieces. A connection made for it says
 //! so in its hello ([`Beside`]). One that cannot be made leaves its pair of ports out. One that
 //! breaks ends the lane that it is beside, and the layer above connects again, by the ports that
 //! are left.
@@ -52,7 +54,7 @@ const MAGIC: u32 = u32::from_le_bytes(*b"CRVS");
 struct Told {
     magic: U32,
     what: U32,
-    /// The number of the lane, of the stripe that is up, or of the pieces.
+    /// The number of the lane, of the stripe that is up, or of the pieces; the key of the piece.
     number: U64,
 }
 
@@ -61,6 +63,7 @@ impl Told {
     const NUMBER: u32 = 2;
     const UP: u32 = 3;
     const CUT: u32 = 4;
+    const OPEN: u32 = 5;
 }
 
 /// One piece of an offer. The first is on the lane itself, stripe 0.
@@ -95,6 +98,9 @@ pub(super) struct Stripes {
     own: Vec<Piece>,
     /// Pieces of the peer's offers that this side has not written, of each offer in order.
     theirs: Vec<Target>,
+    /// Pieces that are open and of which nothing else has been heard yet: stripe and key, the
+    /// latest last.
+    opened: VecDeque<(usize, u64)>,
     /// What has come behind a write that is not whole, that write first.
     held: VecDeque<Held>,
 }
@@ -134,7 +140,17 @@ struct Target {
     of: u64,
     stripe: usize,
     offer: Offer,
-    is_posted: bool,
+    is_open: bool,
+    write: Write,
+}
+
+/// What has become of the part of a write that goes to one piece.
+#[derive(Debug)]
+enum Write {
+    Unknown,
+    /// It waits until the piece is open.
+    Waits(Gather),
+    Posted,
 }
 
 #[derive(Debug)]
@@ -205,13 +221,35 @@ impl Stripes {
         if self.theirs.len() >= TARGETS_MAX {
             return Err(format!("it has cut over {TARGETS_MAX} offers that nobody used"));
         }
-        self.theirs.extend(pieces.iter().map(|piece| Target {
-            of,
-            stripe: piece.stripe.get() as usize,
-            offer: piece.offer,
-            is_posted: false,
-        }));
+        for &ToldPiece { stripe, offer } in pieces {
+            let stripe = stripe.get() as usize;
+            let opened = self.opened.iter().position(|it| *it == (stripe, offer.key.get()));
+            let is_open = stripe == 0 || opened.and_then(|at| self.opened.remove(at)).is_some();
+            self.theirs.push(Target { of, stripe, offer, is_open, write: Write::Unknown });
+        }
         Ok(())
+    }
+
+    /// Notes that a piece of an offer of the peer is open.
+    fn open(&mut self, stripe: usize, key: u64) {
+        let mut theirs = self.theirs.iter_mut();
+        let is_it = |target: &&mut Target| target.stripe == stripe && target.offer.key.get() == key;
+        if let Some(target) = theirs.find(is_it) {
+            target.is_open = true;
+            return;
+        }
+        if self.opened.len() >= TARGETS_MAX {
+            self.opened.pop_front(); // its offer was given up
+        }
+        self.opened.push_back((stripe, key));
+    }
+
+    /// Forgets an offer of the peer all of which is written.
+    fn forget_written(&mut self, of: u64) {
+        let mut pieces = self.theirs.iter().filter(|target| target.of == of);
+        if pieces.all(|target| matches!(target.write, Write::Posted)) {
+            self.theirs.retain(|target| target.of != of);
+        }
     }
 
     /// Takes a write to the offer of this key that is whole.
@@ -277,8 +315,20 @@ impl Mixed {
         lane.stripes.as_deref_mut().filter(|_| matches!(lane.stage, Stage::Up))
     }
 
-    /// Tells a peer something of the stripes of its lane. Without it, values go whole.
+    /// Tells a peer something of the stripes of its lane.
     fn tell(&mut self, peer: PeerId, what: u32, number: u64, pieces: &[ToldPiece]) -> Result<()> {
+        self.tell_over(0, peer, what, number, pieces)
+    }
+
+    /// The same over the lane of one stripe.
+    fn tell_over(
+        &mut self,
+        stripe: usize,
+        peer: PeerId,
+        what: u32,
+        number: u64,
+        pieces: &[ToldPiece],
+    ) -> Result<()> {
         let told = Told { magic: MAGIC.into(), what: what.into(), number: number.into() };
         let bytes = size_of::<Told>() + size_of_val(pieces);
         let mut frame = self.about.memory.allocate(FRAME_PREFIX + bytes)?;
@@ -286,8 +336,8 @@ impl Mixed {
         head.copy_from_slice(told.as_bytes());
         tail.copy_from_slice(pieces.as_bytes());
         self.has_posted = true;
-        let (van, inner) = self.lane(peer)?;
-        van.post_send(inner, Frame::Owned(frame)).map(drop)
+        let (member, inner) = self.lane_of(peer, stripe).ok_or(Error::NotConnected { peer })?;
+        self.members[member].van.post_send(inner, Frame::Owned(frame)).map(drop)
     }
 
     /// Sets about connecting the lanes beside the one to `peer`, once.
@@ -427,6 +477,14 @@ impl Mixed {
                 }
                 self.release(peer)
             }
+            (Event::Received { frame, .. }, Stripe::Beside(stripe)) => match opened(&frame) {
+                Some(key) => {
+                    stripes.open(stripe, key);
+                    self.post_waiting(peer);
+                    Ok(())
+                }
+                None => Err("it sent a frame that no piece needs".to_owned()),
+            },
             (event, Stripe::Whole | Stripe::First) => {
                 let event = event.of(peer);
                 match stripes.held.is_empty() {
@@ -435,7 +493,7 @@ impl Mixed {
                 }
                 Ok(())
             }
-            (_, Stripe::Beside(stripe)) => Err(format!("it sent what is no piece to {stripe}")),
+            (_, Stripe::Beside(_)) => Err("it wrote what is no piece".to_owned()),
         };
         if let Err(why) = outcome {
             self.break_off(peer, why);
@@ -526,8 +584,12 @@ impl Mixed {
             }
         }
         let told = &told[..count];
-        if self.tell(peer, Told::CUT, count as u64, told).is_err() {
-            // There is no room for the frame now.
+        let opened = told[1..].iter().try_for_each(|piece| {
+            let stripe = piece.stripe.get() as usize;
+            self.tell_over(stripe, peer, Told::OPEN, piece.offer.key.get(), &[])
+        });
+        if opened.and_then(|()| self.tell(peer, Told::CUT, count as u64, told)).is_err() {
+            // There is no room for a frame now.
             let whole = self.take_back(peer, told)?;
             return self.offer_whole(peer, whole);
         }
@@ -643,7 +705,7 @@ impl Mixed {
     }
 
     /// Posts the pieces of one write, the first of them last. One that finds no room leaves those
-    /// that are posted for the next try.
+    /// that are posted to the next try.
     fn post_pieces(
         &mut self,
         peer: PeerId,
@@ -651,31 +713,68 @@ impl Mixed {
         data: &Gather,
         at: u64,
     ) -> Result<()> {
-        self.has_posted = true;
         let len_of = |target: &Target| target.offer.len.get();
         let all = self.targets(peer, &pieces)?;
         let mut end: u64 = all.iter().map(len_of).sum();
         check_write(all[0].of, at, data.len() as u64, end)?;
+        let of = all[0].of;
         for place in (0..pieces.len()).rev() {
-            let target = &self.targets(peer, &pieces)?[place];
-            let (stripe, offer, is_posted) = (target.stripe, target.offer, target.is_posted);
+            let target = &mut self.targets(peer, &pieces)?[place];
+            let (stripe, offer) = (target.stripe, target.offer);
             let begin = end - offer.len.get();
             let in_data = |place: u64| place.saturating_sub(at).min(data.len() as u64) as usize;
             let part = data.slice(in_data(begin)..in_data(end));
             end = begin;
-            if is_posted {
-                continue;
+            match target.write {
+                Write::Unknown if target.is_open => {
+                    let at = if stripe == 0 { at } else { 0 };
+                    self.post_piece(peer, stripe, part, &offer, at)?;
+                    self.targets(peer, &pieces)?[place].write = Write::Posted;
+                }
+                Write::Unknown => target.write = Write::Waits(part),
+                Write::Waits(_) | Write::Posted => {} // by an earlier try
             }
-            let (member, inner) = self.lane_of(peer, stripe).ok_or(Error::NotConnected { peer })?;
-            let at = if stripe == 0 { at } else { 0 };
-            let posted = self.members[member].van.post_write(inner, part, &offer, at);
-            posted.map_err(|error| error.of(peer))?;
-            self.targets(peer, &pieces)?[place].is_posted = true;
         }
         if let Some(stripes) = self.stripes_of(peer) {
-            stripes.theirs.drain(pieces);
+            stripes.forget_written(of);
         }
         Ok(())
+    }
+
+    fn post_piece(
+        &mut self,
+        peer: PeerId,
+        stripe: usize,
+        part: Gather,
+        into: &Offer,
+        at: u64,
+    ) -> Result<()> {
+        let (member, inner) = self.lane_of(peer, stripe).ok_or(Error::NotConnected { peer })?;
+        self.has_posted = true;
+        let posted = self.members[member].van.post_write(inner, part, into, at);
+        posted.map_err(|error| error.of(peer))
+    }
+
+    /// Posts what waited for pieces that are open now. Where there is no room, the next turn tries
+    /// again.
+    pub(super) fn post_waiting(&mut self, peer: PeerId) {
+        let waits = |target: &Target| target.is_open && matches!(target.write, Write::Waits(_));
+        while let Some(stripes) = self.stripes_of(peer)
+            && let Some(place) = stripes.theirs.iter().position(waits)
+        {
+            let target = &stripes.theirs[place];
+            let Write::Waits(part) = &target.write else { return };
+            let (of, stripe, offer, part) = (target.of, target.stripe, target.offer, part.clone());
+            match self.post_piece(peer, stripe, part, &offer, 0) {
+                Ok(()) => {}
+                Err(Error::QueueFull { .. }) => return self.waiting.push(peer),
+                Err(_) => return, // its loss is reported as an event
+            }
+            if let Some(stripes) = self.stripes_of(peer) {
+                stripes.theirs[place].write = Write::Posted;
+                stripes.forget_written(of);
+            }
+        }
     }
 
     fn targets(&mut self, peer: PeerId, pieces: &Range<usize>) -> Result<&mut [Target]> {
@@ -691,6 +790,13 @@ impl Mixed {
             self.members[lane.member].forget(lane.peer);
         }
     }
+}
+
+/// The key of the piece that a frame says is open.
+fn opened(frame: &[u8]) -> Option<u64> {
+    let told = Told::ref_from_bytes(frame).ok()?;
+    let is_it = (told.magic.get(), told.what.get()) == (MAGIC, Told::OPEN);
+    is_it.then(|| told.number.get())
 }
 
 /// Two pieces that followed each other, as one.
