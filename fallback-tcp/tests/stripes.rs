@@ -279,6 +279,8 @@ fn a_piece_is_written_once_it_is_open() {
         assert!(after[0] > before[0] && after[1..] == before[1..], "{after:?}");
         let full = full.map(|port| two.ports[0][port].clone());
         full.iter().for_each(|port| port.is_full.set(true));
+        let second = two.vans[0].post_write(two.peers[0], data.clone().into(), &offer, 0);
+        assert!(matches!(second, Err(Error::OutsideOffer { .. })), "{second:?}");
         two.thaw();
         if full.is_some() {
             two.rest();
@@ -401,7 +403,7 @@ fn nonsense_about_stripes_loses_the_peer() {
         b"CRVS".to_vec(),
         told(0, 1, &[]),
         told(5, 1, &[]), // not on this lane
-        told(6, 1, &[]),
+        told(7, 1, &[]),
         told(2, 0, &[]),
         told(2, 1 << 22, &[]),
         told(3, 0, &[]),

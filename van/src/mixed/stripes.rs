@@ -16,6 +16,7 @@
 //! [up k]                          <->       [up k]                  both ends of lane k are there
 //! [cut] the pieces, then a frame with the offer     ->              over the lane itself
 //! [open] its piece                 ->                               over each lane beside it
+//! [gone] an offer                  ->                               that was withdrawn
 //! ```
 //!
 //! A lane beside another one has no other frames, and writes only into pieces. A connection made for it says
@@ -54,7 +55,8 @@ const MAGIC: u32 = u32::from_le_bytes(*b"CRVS");
 struct Told {
     magic: U32,
     what: U32,
-    /// The number of the lane, of the stripe that is up, or of the pieces; the key of the piece.
+    /// The number of the lane, of the stripe that is up, or of the pieces; the key of the piece
+    /// that is open, or of the offer that is withdrawn.
     number: U64,
 }
 
@@ -64,6 +66,7 @@ impl Told {
     const UP: u32 = 3;
     const CUT: u32 = 4;
     const OPEN: u32 = 5;
+    const GONE: u32 = 6;
 }
 
 /// One piece of an offer. The first is on the lane itself, stripe 0.
@@ -233,7 +236,9 @@ impl Stripes {
     /// Notes that a piece of an offer of the peer is open.
     fn open(&mut self, stripe: usize, key: u64) {
         let mut theirs = self.theirs.iter_mut();
-        let is_it = |target: &&mut Target| target.stripe == stripe && target.offer.key.get() == key;
+        let is_it = |target: &&mut Target| {
+            !target.is_open && target.stripe == stripe && target.offer.key.get() == key
+        };
         if let Some(target) = theirs.find(is_it) {
             target.is_open = true;
             return;
@@ -548,6 +553,7 @@ impl Mixed {
                 stripes.is_up_there[number as usize - 1] = true;
             }
             Told::CUT => stripes.told_pieces(number, pieces)?,
+            Told::GONE => stripes.theirs.retain(|target| target.of != number),
             what => return Err(format!("it told of stripes what it must not: {what}, {number}")),
         }
         Ok(())
@@ -680,6 +686,7 @@ impl Mixed {
             self.break_off(peer, "an offer was withdrawn while it was written".to_owned());
             return Some(Err(error));
         }
+        let _ = self.tell(peer, Told::GONE, key, &[]); // a peer that does not hear it keeps a note
         whole.map(Ok)
     }
 
@@ -716,8 +723,11 @@ impl Mixed {
         let len_of = |target: &Target| target.offer.len.get();
         let all = self.targets(peer, &pieces)?;
         let mut end: u64 = all.iter().map(len_of).sum();
-        check_write(all[0].of, at, data.len() as u64, end)?;
-        let of = all[0].of;
+        let (of, len) = (all[0].of, data.len() as u64);
+        check_write(of, at, len, end)?;
+        if matches!(all[0].write, Write::Posted) {
+            return Err(Error::OutsideOffer { key: of, at, len, offered: 0 }); // a second write
+        }
         for place in (0..pieces.len()).rev() {
             let target = &mut self.targets(peer, &pieces)?[place];
             let (stripe, offer) = (target.stripe, target.offer);

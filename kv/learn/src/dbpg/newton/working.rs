@@ -6,6 +6,8 @@
 //! sums within a row, which come in the order of the columns: results are the same to the bit for
 //! any number of threads.
 
+use std::ops::Range;
+
 use super::blocks::{Units, both};
 use super::fixed::{Scale, integer};
 use crate::data::{BLOCK_ROWS, Columns};
@@ -64,7 +66,7 @@ struct Tile {
 
 impl Tile {
     /// The entries of some adjacent columns.
-    fn run(&self, columns: std::ops::Range<usize>) -> std::ops::Range<usize> {
+    fn run(&self, columns: Range<usize>) -> Range<usize> {
         let end = |columns: usize| columns.checked_sub(1).map_or(0, |last| self.ends[last]);
         end(columns.start) as usize..end(columns.end) as usize
     }
@@ -170,8 +172,9 @@ impl Working {
         let tiles = rows.div_ceil(TILE);
         let row = size_of::<Row>() + size_of::<i64>();
         let entry = if ones { size_of::<u16>() } else { size_of::<u16>() + size_of::<f64>() };
+        let listed = size_of::<u16>() + if ones { 0 } else { size_of::<f32>() };
         // A block has at most all entries of a tile, of which there are as many in all tiles.
-        let lists = TILE * size_of::<u32>() + entries.div_ceil(tiles.max(1)) * size_of::<Entry>();
+        let lists = TILE * size_of::<u32>() + entries.div_ceil(tiles.max(1)) * listed;
         tiles * (TILE * row + columns * size_of::<u32>())
             + rows * size_of::<f64>()
             + columns * COLUMN_BYTES
@@ -180,7 +183,7 @@ impl Working {
     }
 
     /// The columns of a block.
-    pub(super) fn block(&self, block: usize) -> std::ops::Range<usize> {
+    pub(super) fn block(&self, block: usize) -> Range<usize> {
         let begin = block.checked_sub(1).map_or(0, |before| self.ends[before]);
         begin..self.ends[block]
     }
@@ -348,34 +351,43 @@ impl Working {
     /// This worker's part of a block's Hessian: the lower triangle row by row, in multiples of the
     /// units, two numbers of 32 bits in each integer.
     ///
-    /// Each row of a tile has a list of its entries in the columns so far; a new entry meets all of
-    /// them.
+    /// Each entry of a row meets those before it and itself.
     pub(super) fn gram(&self, block: usize, units: Units, lists: &mut Lists) -> Vec<i64> {
         let columns = self.block(block);
         let n = columns.len();
         let all = units.of_all();
-        let numbers = n * (n + 1) / 2;
-        let mut triangle = vec![0_i32; numbers.next_multiple_of(2)];
-        for (tile, rows) in self.tiles.iter().zip(self.rows.as_chunks::<TILE>().0) {
-            lists.begin();
-            let mut rest = &mut triangle[..];
-            for (at, k) in columns.clone().enumerate() {
-                let (line, below) = std::mem::take(&mut rest).split_at_mut(at + 1);
-                rest = below;
-                let factor = units.factor(self.curvatures[k]);
-                let (places, values) = tile.column(k);
-                for (entry, &place) in places.iter().enumerate() {
-                    let bend = rows[place as usize].bend * all;
-                    match values {
-                        None => lists.meet_ones(place, at, (bend + 0.5) as i32, line),
-                        Some(values) => {
-                            lists.meet(place, at, values[entry] * factor, bend, line);
+        let numbers = triangle(n);
+        let mut lines = vec![0_i32; numbers.next_multiple_of(2)];
+        for (tile, rows) in self.tiles.iter().zip(self.rows.chunks(TILE)) {
+            let factor = |at: usize| units.factor(self.curvatures[columns.start + at]);
+            lists.turn(tile, columns.clone(), factor);
+            let mut begin = 0;
+            for (row, &end) in rows.iter().zip(&lists.ends[..]) {
+                let run = std::mem::replace(&mut begin, end as usize)..end as usize;
+                let entries = &lists.columns[run.clone()];
+                let bend = row.bend * all;
+                let line = |at: u16| triangle(at.into())..triangle(usize::from(at) + 1);
+                if tile.values.is_none() {
+                    let bend = (bend + 0.5) as i32;
+                    for (last, &at) in entries.iter().enumerate() {
+                        let line = &mut lines[line(at)];
+                        for &other in &entries[..=last] {
+                            line[usize::from(other)] = line[usize::from(other)].wrapping_add(bend);
+                        }
+                    }
+                } else {
+                    let values = &lists.values[run];
+                    for (last, (&at, &x)) in entries.iter().zip(values).enumerate() {
+                        let (line, bend) = (&mut lines[line(at)], bend * f64::from(x));
+                        for (&other, &x) in entries[..=last].iter().zip(values) {
+                            let sum = &mut line[usize::from(other)];
+                            *sum = sum.wrapping_add(integer(bend * f64::from(x)) as i32);
                         }
                     }
                 }
             }
         }
-        let (pairs, _) = triangle.as_chunks::<2>();
+        let (pairs, _) = lines.as_chunks::<2>();
         pairs.iter().map(|pair| both(*pair)).collect()
     }
 }
@@ -383,57 +395,54 @@ impl Working {
 /// Bytes of a column beside its entries.
 const COLUMN_BYTES: usize = size_of::<Option<u32>>() + 3 * size_of::<f64>() + size_of::<u32>();
 
-/// Entries of a tile's rows in the columns of a block so far.
-#[derive(Debug, Default)]
-pub(super) struct Lists {
-    /// The last entry of each row, counted from 1; 0 if there is none: `[TILE]`.
-    heads: Vec<u32>,
-    entries: Vec<Entry>,
+/// Numbers above line `n` of a lower triangle.
+fn triangle(n: usize) -> usize {
+    n * (n + 1) / 2
 }
 
-#[derive(Debug, Clone, Copy)]
-struct Entry {
-    place: u16,
-    column: u16,
-    /// The row's entry before it, as in `heads`.
-    next: u32,
-    value: f32,
+/// The entries of a tile's rows in the columns of a block, row after row.
+#[derive(Debug)]
+pub(super) struct Lists {
+    /// Where each row's entries end.
+    ends: Box<[u32; TILE]>,
+    /// Columns of the block, ascending in a row.
+    columns: Vec<u16>,
+    /// Values times their columns' factors; empty if all values are 1.
+    values: Vec<f32>,
+}
+
+impl Default for Lists {
+    fn default() -> Self {
+        let ends = vec![0; TILE].try_into().expect("it is one for each row");
+        Lists { ends, columns: Vec::new(), values: Vec::new() }
+    }
 }
 
 impl Lists {
-    fn begin(&mut self) {
-        self.heads.resize(TILE, 0);
-        for entry in self.entries.drain(..) {
-            self.heads[entry.place as usize] = 0;
+    /// Turns the columns of a block into rows.
+    fn turn(&mut self, tile: &Tile, block: Range<usize>, factor: impl Fn(usize) -> f64) {
+        let run = tile.run(block.clone());
+        self.ends.fill(0);
+        for &place in &tile.places[run.clone()] {
+            self.ends[place as usize] += 1;
         }
-    }
-
-    fn append(&mut self, place: u16, column: usize, value: f64) -> u32 {
-        let head = &mut self.heads[place as usize];
-        let entry = Entry { place, column: column as u16, next: *head, value: value as f32 };
-        self.entries.push(entry);
-        *head = self.entries.len() as u32;
-        *head
-    }
-
-    #[inline(always)]
-    fn meet_ones(&mut self, place: u16, column: usize, bend: i32, line: &mut [i32]) {
-        let mut next = self.append(place, column, 1.0);
-        while let Some(entry) = self.entries.get((next as usize).wrapping_sub(1)) {
-            let sum = &mut line[entry.column as usize];
-            *sum = sum.wrapping_add(bend);
-            next = entry.next;
+        let mut end = 0;
+        for own in &mut self.ends[..] {
+            end += std::mem::replace(own, end); // where the row begins, until its entries are there
         }
-    }
-
-    #[inline(always)]
-    fn meet(&mut self, place: u16, column: usize, x: f64, bend: f64, line: &mut [i32]) {
-        let mut next = self.append(place, column, x);
-        let bend = bend * f64::from(x as f32);
-        while let Some(entry) = self.entries.get((next as usize).wrapping_sub(1)) {
-            let sum = &mut line[entry.column as usize];
-            *sum = sum.wrapping_add(integer(bend * f64::from(entry.value)) as i32);
-            next = entry.next;
+        self.columns.resize(run.len(), 0);
+        self.values.resize(if tile.values.is_some() { run.len() } else { 0 }, 0.0);
+        for (at, k) in block.enumerate() {
+            let (places, values) = tile.column(k);
+            let factor = factor(at);
+            for (entry, &place) in places.iter().enumerate() {
+                let to = &mut self.ends[place as usize];
+                self.columns[*to as usize] = at as u16;
+                if let Some(values) = values {
+                    self.values[*to as usize] = (values[entry] * factor) as f32;
+                }
+                *to += 1;
+            }
         }
     }
 }
