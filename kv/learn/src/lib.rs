@@ -23,6 +23,7 @@
 
 #![forbid(unsafe_code)]
 
+mod copies;
 pub mod data;
 mod data_root;
 pub mod dbpg;
@@ -35,6 +36,7 @@ pub mod memory;
 pub mod metrics;
 pub mod mf;
 pub mod model;
+mod numeric;
 pub mod replace_file;
 pub mod sgd;
 mod shuffle;

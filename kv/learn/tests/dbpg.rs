@@ -1,10 +1,14 @@
 //! Goal: DBPG on a cluster does exactly what the single-threaded reference does, pass by pass.
-//! Method: an embedded cluster of threads over real sockets, against `dbpg::reference` and the
+//! Method: an embedded cluster of threads over real sockets, against `support/reference.rs` and the
 //! published figures.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+#[path = "support/example.rs"]
+mod example;
 #[path = "support/jobs.rs"]
 mod jobs;
+#[path = "support/reference.rs"]
+mod reference;
 #[path = "../../tests/support/vans.rs"]
 mod vans;
 
@@ -13,11 +17,11 @@ use std::sync::OnceLock;
 
 use caravan_kv::{Apps, Cluster, ClusterConfig, Handles, Launch, NodeConfig, Van};
 use caravan_learn::dbpg::blocks::Order;
-use caravan_learn::dbpg::example::Example;
-use caravan_learn::dbpg::reference::solve;
 use caravan_learn::dbpg::{self, Filters, Job, Progress, Trained};
 use caravan_learn::replace_file::replace;
+use example::Example;
 use jobs::{published, reference};
+use reference::solve;
 
 /// The example set as a file, written once and whole, because other tests may be reading it.
 fn example_file() -> PathBuf {

@@ -3,6 +3,8 @@
 //! over sockets, whose transport counts bytes.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+#[path = "support/example.rs"]
+mod example;
 #[path = "../../tests/support/vans.rs"]
 mod vans;
 
@@ -12,8 +14,8 @@ use std::path::{Path, PathBuf};
 
 use caravan_kv::{Apps, Cluster, ClusterConfig, Handles, Launch, Van};
 use caravan_learn::data::clicks::{self, Clicks, Format};
-use caravan_learn::dbpg::example::Example;
 use caravan_learn::dbpg::{self, FilterTraffic, Filters, Job, Tail, Trained};
+use example::Example;
 
 fn data(test: &str, rows: u64) -> PathBuf {
     let out = std::env::temp_dir().join(format!("caravan-filters-{test}-{}", std::process::id()));

@@ -4,16 +4,19 @@
 //! its steps see of each other.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+#[path = "support/example.rs"]
+mod example;
+
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use caravan_kv::{Apps, Cluster, ClusterConfig, Handles, Launch, TableSpec, ValueType};
-use caravan_learn::dbpg::example::Example;
 use caravan_learn::sgd::{Settings, Sgd};
 use caravan_learn::trainer::{
     self, Hint, Job, Part, Progress, Step, Trained, Trainer, serial, train,
 };
 use caravan_learn::{fm, linreg};
+use example::Example;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 

@@ -4,6 +4,10 @@
 //! optimality conditions, computed here from the rows themselves.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+#[path = "support/example.rs"]
+mod example;
+#[path = "support/reference.rs"]
+mod reference;
 mod support;
 #[path = "../../tests/support/vans.rs"]
 mod vans;
@@ -13,12 +17,12 @@ use std::sync::atomic::Ordering;
 
 use caravan_kv::{Apps, Cluster, ClusterConfig, Handles, Launch};
 use caravan_learn::data::{self, Examples};
-use caravan_learn::dbpg::example::Example;
 use caravan_learn::dbpg::gradient::Curvature;
 use caravan_learn::dbpg::proximal::Proximal;
-use caravan_learn::dbpg::reference::{Part, Settings, solve};
 use caravan_learn::dbpg::{self, Driver, Filters, Job, Trained};
 use caravan_learn::model::Model;
+use example::{Example, Part};
+use reference::{Settings, solve};
 
 /// λ₂, whether there is an intercept, and the weight of positive rows.
 const VARIANTS: [(f64, bool, f64); 5] =

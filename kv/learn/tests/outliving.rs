@@ -7,6 +7,9 @@
 //! near the serial objective.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+#[path = "support/example.rs"]
+mod example;
+
 use std::fmt::Debug;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,10 +19,10 @@ use std::time::Duration;
 use caravan_kv::consistency::Model;
 use caravan_kv::filter::Draws;
 use caravan_kv::{Apps, Cluster, ClusterConfig, Handles, Launch, TableSpec, ValueType};
-use caravan_learn::dbpg::example::Example;
 use caravan_learn::trainer::{self, Job, Part, Rows, Step, Trained, Trainer, serial, train};
 use caravan_learn::{fm, lda, linreg, sgd};
 use caravan_van::sim::{Faults, Network, for_each_seed};
+use example::Example;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 

@@ -3,14 +3,16 @@
 //! it, with other data and λ. Their objectives are those of trainings with a cluster of their own.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+#[path = "support/example.rs"]
+mod example;
 #[path = "../../tests/support/vans.rs"]
 mod vans;
 
 use std::path::{Path, PathBuf};
 
 use caravan_kv::{Apps, Cluster, ClusterConfig, Handles, Launch};
-use caravan_learn::dbpg::example::Example;
 use caravan_learn::dbpg::{self, Job, Tail, Trained};
+use example::Example;
 
 /// Largest relative difference between two optima.
 const NEAR: f64 = 1e-12;

@@ -1,11 +1,15 @@
 //! Goal: DBPG on a simulated cluster does what the reference does, takes the time of the model, and
 //! is the same for the same seed.
 //! Method: the real driver, workers and servers as nodes of a simulated network, against
-//! `dbpg::reference`.
+//! `support/reference.rs`.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+#[path = "support/example.rs"]
+mod example;
 #[path = "support/jobs.rs"]
 mod jobs;
+#[path = "support/reference.rs"]
+mod reference;
 
 use std::collections::BTreeSet;
 use std::num::NonZeroU64;
@@ -16,11 +20,11 @@ use std::time::Duration;
 
 use caravan_kv::node::{Observer, Role};
 use caravan_kv::{Apps, Cluster, ClusterConfig, Handles, Launch};
-use caravan_learn::dbpg::example::Example;
-use caravan_learn::dbpg::reference::solve;
 use caravan_learn::dbpg::{self, Job, Progress, Tail, Trained};
 use caravan_van::sim::{Faults, Hosts, Network, for_each_seed};
+use example::Example;
 use jobs::{published, reference};
+use reference::solve;
 
 /// The example set as a file.
 fn example_file(name: &str) -> PathBuf {

@@ -3,6 +3,8 @@
 //! Method: real workers and servers as threads, against `trainer::serial`.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+#[path = "support/example.rs"]
+mod example;
 #[path = "../../tests/support/vans.rs"]
 mod vans;
 
@@ -10,9 +12,9 @@ use std::path::{Path, PathBuf};
 
 use caravan_kv::consistency::Model;
 use caravan_kv::{Apps, Cluster, ClusterConfig, Handles, Launch};
-use caravan_learn::dbpg::example::Example;
 use caravan_learn::sgd::{Loss, Settings, Sgd};
 use caravan_learn::trainer::{self, Job, Progress, Trained, serial, train};
+use example::Example;
 use serde_json::json;
 
 fn cluster(workers: usize) -> Cluster {

@@ -19,10 +19,10 @@
 //! [gone] an offer                  ->                               that was withdrawn
 //! ```
 //!
-//! A lane beside another one has no other frames, and writes only into pieces. A connection made for it says
-//! so in its hello ([`Beside`]). One that cannot be made leaves its pair of ports out. One that
-//! breaks ends the lane that it is beside, and the layer above connects again, by the ports that
-//! are left.
+//! A lane beside another one has no other frames, and writes only into pieces. A connection made
+//! for it says so in its hello ([`Beside`]). One that cannot be made leaves its pair of ports out.
+//! One that breaks ends the lane that it is beside, and the layer above connects again, by the
+//! ports that are left.
 //!
 //! Path: worker > slicer > filter > message > codec > endpoint > **transport**.
 

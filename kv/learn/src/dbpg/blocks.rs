@@ -7,6 +7,7 @@
 use std::ops::Range;
 
 use crate::data::Ascending;
+use crate::data::groups::Group;
 use crate::shuffle::{SplitMix64, shuffle};
 
 /// Default number of blocks for each non-zero of an average row.
@@ -101,16 +102,15 @@ impl Order {
     }
 }
 
-/// As `binary_search`, in few steps if the key is near the front: sorted keys are looked up one
-/// after the other.
-pub(super) fn gallop(keys: &[u64], key: &u64) -> Result<usize, usize> {
-    let mut end = 1;
-    while end < keys.len() && keys[end - 1] < *key {
-        end *= 2;
-    }
-    let begin = end / 2;
-    let found = keys[begin..end.min(keys.len())].binary_search(key);
-    found.map(|at| begin + at).map_err(|at| begin + at)
+/// Cuts each group separately, into `ratio` blocks for each of its features in an average row that
+/// has any. Columns of a group with one feature a row share no row, so the whole group steps at
+/// once, in one block. (The authors' code does the same, with a key space per group.)
+pub(super) fn blocks_of(groups: impl Iterator<Item = Group>, ratio: f64) -> Vec<KeyBlock> {
+    let cut = |group: Group| {
+        let count = default_block_count(group.nonzeros, group.rows, ratio);
+        even_blocks(group.keys.0, group.keys.1, count)
+    };
+    groups.flat_map(cut).collect()
 }
 
 #[cfg(test)]
@@ -118,7 +118,6 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
 
     use super::*;
-    use proptest::prelude::*;
 
     #[test]
     fn six_blocks_of_sixty_keys() {
@@ -225,14 +224,14 @@ mod tests {
         }
     }
 
-    proptest! {
-        #[test]
-        fn galloping_finds_what_searching_finds(
-            keys in prop::collection::btree_set(0_u64..200, 0..60),
-            key in 0_u64..200,
-        ) {
-            let keys: Vec<u64> = keys.into_iter().collect();
-            prop_assert_eq!(gallop(&keys, &key), keys.binary_search(&key));
-        }
+    #[test]
+    fn a_group_of_which_rows_have_one_feature_is_one_block() {
+        let single = Group::new(1, 80, 80, (7, 13));
+        let bag = Group::new(3, 75, 150, (100, 219));
+        let cut = blocks_of([single, bag].into_iter(), 4.0);
+        assert_eq!(cut[0], KeyBlock { first: 7, last: 13 });
+        assert_eq!(cut.len(), 1 + 8, "two a row, times four");
+        assert_eq!((cut[1].first, cut[8].last), (100, 219));
+        assert_eq!(blocks_of(std::iter::empty(), 4.0), []);
     }
 }

@@ -5,9 +5,10 @@
 
 use std::ops::Range;
 
-use super::blocks::{KeyBlock, gallop};
-use super::image::{self, Reader, Writer};
+use super::blocks::KeyBlock;
 use super::proximal::Proximal;
+use crate::copies::image::{self, Reader, Writer};
+use crate::data::places;
 
 /// How far inside ±λ a gradient may be, as a share of λ, and still count as on the border. Near the
 /// minimum F is exact to rounding long before its gradients are.
@@ -111,17 +112,6 @@ impl BlockSum {
         let lengths = [sum.gradient.len(), sum.curvature.len(), sum.parts.len()];
         image::check(lengths == [len; 3], "sums of another block").map(|()| sum)
     }
-}
-
-/// The places of sorted `keys` among the sorted keys `all`; `None` if one is not there.
-pub(super) fn places(all: &[u64], keys: &[u64]) -> Option<Vec<usize>> {
-    let mut from = 0;
-    let mut places = Vec::with_capacity(keys.len().min(all.len()));
-    for key in keys {
-        from += gallop(&all[from..], key).ok()?;
-        places.push(from);
-    }
-    Some(places)
 }
 
 /// One server's coordinates and their state.

@@ -36,7 +36,7 @@ use caravan_kv::Error;
 use caravan_kv::filter::{Draws, Filters as TableFilters, Flow, Stage, Traffic};
 use serde::{Deserialize, Serialize};
 
-use super::image::{Reader, Writer};
+use crate::copies::image::{Reader, Writer};
 
 /// A pass that lowers the objective by at most this share of it is the last lossy one.
 pub(super) const LOSSLESS_FROM: f64 = 1e-3;

@@ -9,9 +9,9 @@
 
 use std::ops::Range;
 
-use super::pool::Pool;
 use super::rows::{Row, Rows};
 use crate::data::Columns;
+use crate::numeric::Pool;
 
 /// The upper bound of the loss's curvature that a worker pushes.
 ///

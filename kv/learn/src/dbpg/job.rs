@@ -10,12 +10,12 @@ use serde::{Deserialize, Serialize};
 use super::blocks;
 use super::filters::{FilterTraffic, Filters};
 use super::gradient::Curvature;
-use super::groups;
 use super::newton::{BLOCK_COLUMNS, BLOCK_COLUMNS_MAX};
 use super::proximal::Proximal;
 use super::schedule::{KKT_RATIO, RESET_EVERY, Stop};
-use super::tail::Tail;
+use crate::data::groups;
 use crate::model::Model;
+use crate::sketch::Tail;
 
 /// How often prior groups are visited before the first pass.
 pub const PRIOR_ROUNDS: u64 = 5;

@@ -15,14 +15,13 @@ use caravan_kv::filter::Traffic;
 use caravan_kv::{Table, TableSpec, WorkerNode};
 use serde::{Deserialize, Serialize};
 
-use super::blocks::gallop;
-use super::budget::Budget;
-use super::groups::{self, Group};
 use super::newton::Disk;
-use super::pool::Pool;
 use super::screen::{self, Bounds};
-use super::tail;
-use crate::data::{self, Ascending, BLOCK_ROWS, Columns, KeptRows, Share};
+use crate::data::groups::{self, Group};
+use crate::data::{self, Ascending, BLOCK_ROWS, Columns, KeptRows, Share, gallop};
+use crate::memory::Budget;
+use crate::numeric::Pool;
+use crate::sketch::tail;
 
 /// A worker's share of the data.
 #[derive(Debug, Default, Serialize, Deserialize)]

@@ -13,7 +13,7 @@
 //!             gradient: Worker::apply    <--w, active--    coordinates: Coordinates::update
 //! ```
 //!
-//! Before the first pass `tail` drops rare columns, if the job asks for it, and `screen` the
+//! Before the first pass `sketch::tail` drops rare columns, if the job asks for it, and `screen` the
 //! columns that are 0 in every solution. `newton` then takes second-order steps in place of passes,
 //! or after them where there is a delay or a lossy filter. A job may turn each of them off; what
 //! remains is the published method, with a choice of curvature bounds.
@@ -30,40 +30,30 @@
 //! With a delay F may rise; if `pace` chooses τ, it does so a few times at most, and the run ends
 //! as without one.
 //!
-//! `reference` is all of the first-order method, in one thread, with the worst delay that the
-//! schedule allows; a cluster's result is compared with it.
+//! `tests/support/reference.rs` is all of the first-order method, in one thread, with the worst
+//! delay that the schedule allows; a cluster's result is compared with it.
 
 pub mod blocks;
-mod budget;
 pub mod coordinates;
-mod cost;
-pub mod example;
 mod filters;
 pub mod gradient;
-mod groups;
-mod image;
 mod job;
 mod load;
-mod logistic;
 mod newton;
 mod orders;
 mod pace;
-pub mod pool;
 pub mod proximal;
-pub mod reference;
 mod rows;
 pub mod schedule;
 mod screen;
 mod shard;
-mod sums;
-mod tail;
 mod train;
 mod worker;
 
+pub use crate::sketch::Tail;
 pub use filters::{FilterTraffic, Filters};
 pub use job::{Job, PRIOR_ROUNDS, Progress, Straggle, Times, Trained};
 pub use newton::BLOCK_COLUMNS;
 pub use shard::{HANDLE, Shard};
-pub use tail::Tail;
 pub use train::{Driver, apps, handles, train};
 pub use worker::{APP, Dbpg};

@@ -56,7 +56,7 @@ impl Proximal {
 
     /// Prepends to the blocks of data one for the coordinate without a penalty, on which all others
     /// depend.
-    pub(super) fn blocks(&self, of_data: Vec<KeyBlock>) -> Vec<KeyBlock> {
+    pub fn blocks(&self, of_data: Vec<KeyBlock>) -> Vec<KeyBlock> {
         let free = self.free.map(|key| KeyBlock { first: key, last: key });
         free.into_iter().chain(of_data).collect()
     }

@@ -5,9 +5,9 @@
 //! columns, whatever the number of threads. The gathered half, sums over a column's rows, is in
 //! `gradient`.
 
-use super::logistic::{loss, slope, wrong_probability};
-use super::pool::Pool;
 use crate::data::{Columns, for_each};
+use crate::numeric::Pool;
+use crate::numeric::logistic::{loss, slope, wrong_probability};
 
 /// A row as the gradient kernel reads it: both numbers lie in one cache line, so that one sweep
 /// serves both sums.

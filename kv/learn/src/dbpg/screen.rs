@@ -33,7 +33,7 @@ use caravan_kv::{TableSpec, ValueType};
 use caravan_van::{Account, KeyRange, Pool, Value};
 use serde::{Deserialize, Serialize};
 
-use super::image::{self, Reader, Writer};
+use crate::copies::image::{self, Reader, Writer};
 use crate::data::{ByKey, Share, pack_keys, unpack_keys};
 
 /// Name of this shard's update rule.
@@ -243,8 +243,8 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
     use super::*;
+    use crate::copies::image::testing;
     use crate::data::{self, PackedRows};
-    use crate::dbpg::image::testing;
     use caravan_kv::Shard;
 
     #[test]

@@ -28,13 +28,16 @@ use caravan_kv::server::{Extract, Part, Pulled, Request};
 use caravan_van::{Account, Pool, Value};
 
 use super::blocks::KeyBlock;
-use super::coordinates::{BlockSum, Coordinates, places};
+use super::coordinates::{BlockSum, Coordinates};
 use super::filters::Lossy;
 use super::gradient::TrustRegion;
-use super::image;
 use super::orders::{Command, Options, Report};
 use super::proximal::{self, Proximal};
-use super::sums::{Summed, union};
+use crate::copies::{
+    image,
+    sums::{Summed, union},
+};
+use crate::data::places;
 
 /// Name of this shard's update rule.
 pub const HANDLE: &str = "dbpg";

@@ -23,6 +23,7 @@ use super::screen;
 use super::shard::{self, HANDLE};
 use super::worker::{self, APP, Dbpg, Passed};
 use crate::model::Model;
+use crate::numeric::Whole;
 use crate::sketch;
 
 /// A λ at which no weight leaves 0, and whose sum with a gradient is below [`FILTER_OFF`].
@@ -541,7 +542,7 @@ pub(super) fn ask_workers<T: DeserializeOwned>(
 pub(super) fn ask(
     cluster: &mut Cluster,
     order: &newton::Order,
-) -> caravan_kv::Result<Vec<Vec<newton::Whole>>> {
+) -> caravan_kv::Result<Vec<Vec<Whole>>> {
     ask_workers(cluster, &worker::Order::Newton(order.clone()))
 }
 

@@ -20,6 +20,7 @@ use super::load::{Data, Dropped, Loaded, Loading};
 use super::newton;
 use super::orders::Options;
 use crate::data_root::DataRoot;
+use crate::numeric::Whole;
 use pass::Pass;
 pub(crate) use pass::Passed;
 use pass::Pending;
@@ -50,7 +51,7 @@ pub(crate) enum Order {
     /// Drop the columns that cannot leave 0 at this λ: step 3. Answered with [`Loaded`].
     Screen { lambda: f64 },
     /// Count the groups named by this many leading bits of a key. Answered with a list of
-    /// [`Group`](super::groups::Group).
+    /// [`Group`](crate::data::groups::Group).
     Groups { bits: u32 },
     /// Create the tables and announce your keys, with a column of ones at `intercept`. Answered
     /// with the largest |x_ij|, and whether all are 1.
@@ -130,7 +131,7 @@ impl Training {
         node: &mut WorkerNode,
         data: &Data,
         order: newton::Order,
-    ) -> Result<Vec<newton::Whole>, String> {
+    ) -> Result<Vec<Whole>, String> {
         if !self.pending.is_empty() {
             return Err(format!("{} pulls are not applied yet", self.pending.len()));
         }

@@ -23,6 +23,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) use self::batch::{Batch, Batches};
 use crate::data::Examples;
 use crate::model::Model;
+use crate::numeric::logistic::{log_loss, wrong_probability};
 use crate::trainer::{Descent, Part, Rows, RowsOf, Step, Trainer};
 
 /// Id of the table of weights.
@@ -43,10 +44,8 @@ impl Loss {
     pub fn of(self, label: f64, margin: f64) -> [f64; 2] {
         match self {
             Loss::Logistic => {
-                let z = -label * margin;
-                let e = (-z.abs()).exp();
-                let share = if z > 0.0 { 1.0 / (1.0 + e) } else { e / (1.0 + e) };
-                [z.max(0.0) + e.ln_1p(), -label * share]
+                let right = label * margin;
+                [log_loss(right), -label * wrong_probability(right)]
             }
             Loss::Squared => {
                 let error = margin - label;

@@ -15,10 +15,9 @@ use caravan_kv::server::{Extract, Part, Pulled, Request};
 use caravan_van::{Account, Pool, Value};
 use serde::{Deserialize, Serialize};
 
-use super::fixed::Scale;
 use super::{BLOCK_COLUMNS_MAX, Kind, Options, change, least_subgradient, soft};
-use crate::dbpg::image;
-use crate::dbpg::sums::Summed;
+use crate::copies::{image, sums::Summed};
+use crate::numeric::Scale;
 
 /// Name of this shard's update rule.
 pub(crate) const HANDLE: &str = "dbpg-blocks";
@@ -546,9 +545,9 @@ mod tests {
     use caravan_van::KeyRange;
 
     use super::*;
+    use crate::copies::image::testing;
+    use crate::copies::sums;
     use crate::dbpg::gradient::tests::noise;
-    use crate::dbpg::image::testing;
-    use crate::dbpg::sums;
 
     const N: usize = 9;
 

@@ -8,10 +8,9 @@ use std::ops::Range;
 
 use caravan_kv::error::with_sources;
 
-use super::fixed::{Scale, integer};
 use crate::data::{BLOCK_ROWS, ByKey, Columns, KeptRows};
-use crate::dbpg::budget::Budget;
-use crate::dbpg::pool::Pool;
+use crate::memory::Budget;
+use crate::numeric::{Pool, Scale, integer};
 
 /// Rows on disk, and the columns that are wanted of them.
 #[derive(Debug)]

@@ -8,11 +8,11 @@
 
 use caravan_kv::{Cluster, Timestamp, Worker};
 
-use super::fixed::Scale;
 use super::step::Plan;
 use super::task::{self, Order, of_rows, rows};
 use super::{Kind, Open, change};
 use crate::dbpg::train::submit;
+use crate::numeric::Scale;
 
 /// Limits of ρ, and where it begins.
 const RIDGE: std::ops::RangeInclusive<f64> = 1e-10..=1.0;

@@ -34,7 +34,6 @@ mod blocks;
 mod bound;
 mod disk;
 mod face;
-mod fixed;
 mod scores;
 mod step;
 mod task;
@@ -47,7 +46,6 @@ use serde::{Deserialize, Serialize};
 
 pub(super) use blocks::{Blocks, HANDLE as BLOCKS};
 pub(super) use disk::Disk;
-pub(super) use fixed::Whole;
 pub(super) use scores::{HANDLE as SCORES, Scores};
 pub(super) use step::{Data, Newton, Outer, keys_of};
 pub(super) use task::{Order, Run, Task};

@@ -10,9 +10,9 @@ use caravan_kv::server::{Extract, Part, Pulled, Request};
 use caravan_van::{Account, Pool, Value};
 use serde::{Deserialize, Serialize};
 
-use super::fixed::Scale;
-use crate::dbpg::image::{self, Reader, Writer};
-use crate::dbpg::sums::{Summed, add_pairs};
+use crate::copies::image::{self, Reader, Writer};
+use crate::copies::sums::{Summed, add_pairs};
+use crate::numeric::Scale;
 
 /// Name of this shard's update rule.
 pub(crate) const HANDLE: &str = "dbpg-scores";
@@ -394,8 +394,8 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
     use super::*;
-    use crate::dbpg::image::testing;
-    use crate::dbpg::sums;
+    use crate::copies::image::testing;
+    use crate::copies::sums;
     use caravan_kv::Shard;
     use caravan_van::KeyRange;
 

@@ -10,12 +10,12 @@ use caravan_van::KeyRange;
 use super::blocks::{self, Stepped, Units};
 use super::bound;
 use super::face::{self, RIDGE_BEGIN};
-use super::fixed::{Scale, Whole};
 use super::scores::{self, Column, Selected};
 use super::task::{self, NOW, Order, of_rows, rows};
 use super::{Kind, Open, least_subgradient};
 use crate::dbpg::proximal::Proximal;
 use crate::dbpg::train::{ask, tell_servers};
+use crate::numeric::{Scale, Whole};
 use crate::shuffle::{SplitMix64, shuffle};
 
 /// Least curvature of a row and of a column.

@@ -9,16 +9,14 @@ use caravan_kv::WorkerNode;
 use serde::{Deserialize, Serialize};
 
 use super::blocks::Units;
-use super::fixed::{Scale, Whole, integer};
 use super::working::{Lists, Planned, Working};
 use super::{Kind, Open, Tables};
 use crate::data::Columns;
-use crate::dbpg::budget::Budget;
-use crate::dbpg::cost;
 use crate::dbpg::gradient::Worker as State;
 use crate::dbpg::load::Data;
-use crate::dbpg::logistic::{log_loss, wrong_probability};
-use crate::dbpg::pool::Pool;
+use crate::memory::Budget;
+use crate::numeric::logistic::{log_loss, wrong_probability};
+use crate::numeric::{Pool, Scale, Whole, cost, integer};
 
 /// An order of the driver.
 #[derive(Debug, Clone, Serialize, Deserialize)]

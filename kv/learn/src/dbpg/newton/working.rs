@@ -9,9 +9,8 @@
 use std::ops::Range;
 
 use super::blocks::{Units, both};
-use super::fixed::{Scale, integer};
 use crate::data::{BLOCK_ROWS, Columns};
-use crate::dbpg::pool::Pool;
+use crate::numeric::{Pool, Scale, integer};
 
 /// Rows of a tile: those of a block on disk.
 const TILE: usize = BLOCK_ROWS;
@@ -354,18 +353,15 @@ impl Working {
     /// Each entry of a row meets those before it and itself.
     pub(super) fn gram(&self, block: usize, units: Units, lists: &mut Lists) -> Vec<i64> {
         let columns = self.block(block);
-        let n = columns.len();
-        let all = units.of_all();
-        let numbers = triangle(n);
-        let mut lines = vec![0_i32; numbers.next_multiple_of(2)];
-        for (tile, rows) in self.tiles.iter().zip(self.rows.chunks(TILE)) {
+        let mut lines = vec![0_i32; triangle(columns.len()).next_multiple_of(2)];
+        for (tile, rows) in self.tiles.iter().zip(self.rows[..self.pulls.len()].chunks(TILE)) {
             let factor = |at: usize| units.factor(self.curvatures[columns.start + at]);
-            lists.turn(tile, columns.clone(), factor);
+            lists.turn(tile, rows.len(), columns.clone(), factor);
             let mut begin = 0;
             for (row, &end) in rows.iter().zip(&lists.ends[..]) {
                 let run = std::mem::replace(&mut begin, end as usize)..end as usize;
                 let entries = &lists.columns[run.clone()];
-                let bend = row.bend * all;
+                let bend = row.bend * units.of_all();
                 let line = |at: u16| triangle(at.into())..triangle(usize::from(at) + 1);
                 if tile.values.is_none() {
                     let bend = (bend + 0.5) as i32;
@@ -401,33 +397,32 @@ fn triangle(n: usize) -> usize {
 }
 
 /// The entries of a tile's rows in the columns of a block, row after row.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Lists {
-    /// Where each row's entries end.
-    ends: Box<[u32; TILE]>,
+    /// Where each row's entries end: `[TILE]`.
+    ends: Vec<u32>,
     /// Columns of the block, ascending in a row.
     columns: Vec<u16>,
     /// Values times their columns' factors; empty if all values are 1.
     values: Vec<f32>,
 }
 
-impl Default for Lists {
-    fn default() -> Self {
-        let ends = vec![0; TILE].try_into().expect("it is one for each row");
-        Lists { ends, columns: Vec::new(), values: Vec::new() }
-    }
-}
-
 impl Lists {
-    /// Turns the columns of a block into rows.
-    fn turn(&mut self, tile: &Tile, block: Range<usize>, factor: impl Fn(usize) -> f64) {
+    /// Turns the columns of a block into rows, of which the tile has `rows`.
+    fn turn(
+        &mut self,
+        tile: &Tile,
+        rows: usize,
+        block: Range<usize>,
+        factor: impl Fn(usize) -> f64,
+    ) {
         let run = tile.run(block.clone());
-        self.ends.fill(0);
-        for &place in &tile.places[run.clone()] {
-            self.ends[place as usize] += 1;
-        }
+        self.ends.clear();
+        self.ends.resize(TILE, 0);
+        let ends = &mut self.ends.as_chunks_mut::<TILE>().0[0];
+        tile.places[run.clone()].iter().for_each(|&place| ends[place as usize] += 1);
         let mut end = 0;
-        for own in &mut self.ends[..] {
+        for own in &mut ends[..rows] {
             end += std::mem::replace(own, end); // where the row begins, until its entries are there
         }
         self.columns.resize(run.len(), 0);
@@ -436,7 +431,7 @@ impl Lists {
             let (places, values) = tile.column(k);
             let factor = factor(at);
             for (entry, &place) in places.iter().enumerate() {
-                let to = &mut self.ends[place as usize];
+                let to = &mut ends[place as usize];
                 self.columns[*to as usize] = at as u16;
                 if let Some(values) = values {
                     self.values[*to as usize] = (values[entry] * factor) as f32;

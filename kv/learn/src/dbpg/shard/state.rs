@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::{Held, Lossy, Push, Shard, Task, charge};
+use crate::copies::image::{self, Reader, Writer};
 use crate::dbpg::coordinates::BlockSum;
-use crate::dbpg::image::{self, Reader, Writer};
 
 pub(super) fn write(shard: &Shard, image: &mut Writer<'_>) {
     image.number(shard.memory.bytes() as u64);
@@ -156,9 +156,9 @@ mod tests {
     use caravan_van::{KeyRange, Pool, Value};
 
     use super::*;
-    use crate::dbpg::image::testing;
+    use crate::copies::image::testing;
+    use crate::copies::sums;
     use crate::dbpg::orders::{Command, Options};
-    use crate::dbpg::sums;
 
     const KEYS: [u64; 4] = [1, 3, 12, 14];
 

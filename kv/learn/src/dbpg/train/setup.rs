@@ -9,9 +9,9 @@ use caravan_van::KeyRange;
 
 use super::{Driver, ask_workers, failed};
 use crate::data;
+use crate::data::groups::{self, Group};
 use crate::dbpg::blocks::{self, KeyBlock};
 use crate::dbpg::filters::{self, Counted};
-use crate::dbpg::groups::{self, Group};
 use crate::dbpg::job::Job;
 use crate::dbpg::load::Loaded;
 use crate::dbpg::newton::{self, Newton};
@@ -19,9 +19,9 @@ use crate::dbpg::orders::{Command, Options};
 use crate::dbpg::pace::Pace;
 use crate::dbpg::proximal::Proximal;
 use crate::dbpg::shard::HANDLE;
-use crate::dbpg::tail::Tail;
 use crate::dbpg::{schedule, screen, worker};
 use crate::model::Model;
+use crate::sketch::Tail;
 
 /// The part of a job that trains, whose tables have ids of their own.
 const PART: &str = "dbpg";
@@ -196,7 +196,7 @@ fn cut(
     if job.group_bits > 0 {
         let count = worker::Order::Groups { bits: job.group_bits };
         let counted: Vec<Vec<Group>> = ask_workers(cluster, &count)?;
-        let blocks = groups::blocks(counted.concat(), job.block_ratio);
+        let blocks = blocks::blocks_of(groups::of_all(counted.concat()), job.block_ratio);
         return Ok(if blocks.is_empty() { vec![keys] } else { blocks });
     }
     let nonzeros = loaded.iter().map(|loaded| loaded.nonzeros).sum();

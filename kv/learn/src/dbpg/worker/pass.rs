@@ -14,7 +14,8 @@ use super::Training;
 use crate::data::Columns;
 use crate::dbpg::filters::{Bytes, Counted, Lossy};
 use crate::dbpg::load::Data;
-use crate::dbpg::{cost, newton, proximal, schedule};
+use crate::dbpg::{newton, proximal, schedule};
+use crate::numeric::cost;
 
 /// A worker's report after a pass.
 #[derive(Debug, Default, Serialize, Deserialize)]

@@ -1,7 +1,7 @@
 //! The state of a server thread's blocks as bytes: all in which they differ from new ones.
 
 use super::{BLOCK_COLUMNS_MAX, Block, Blocks, Scale, Stepped, Sum, Units};
-use crate::dbpg::image::{self, Reader, Writer};
+use crate::copies::image::{self, Reader, Writer};
 
 pub(super) fn write(blocks: &Blocks, image: &mut Writer<'_>) {
     image.number(blocks.memory.bytes() as u64);
@@ -125,7 +125,7 @@ mod tests {
 
     use super::super::Kind;
     use super::*;
-    use crate::dbpg::image::testing;
+    use crate::copies::image::testing;
 
     fn new() -> Blocks {
         Blocks::new(&serde_json::json!({ "workers": 2 }), &Pool::new(1 << 20)).unwrap()

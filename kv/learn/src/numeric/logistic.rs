@@ -37,7 +37,7 @@ const SERIES: [f64; 14] = [
 
 /// e^x for x ≤ 0, to two units in the last place. NaN yields NaN.
 #[inline]
-pub(super) fn exp_of_negative(x: f64) -> f64 {
+pub(crate) fn exp_of_negative(x: f64) -> f64 {
     let x = if x < LOWEST { LOWEST } else { x };
     let shifted = x * LOG2_E + ROUND;
     let whole = shifted - ROUND;
@@ -53,20 +53,20 @@ pub(super) fn exp_of_negative(x: f64) -> f64 {
 
 /// σ(-m), the probability of the wrong label at margin m.
 #[inline]
-pub(super) fn wrong_probability(margin: f64) -> f64 {
+pub(crate) fn wrong_probability(margin: f64) -> f64 {
     let e = exp_of_negative(-margin.abs());
     let share = 1.0 / (1.0 + e);
     if margin >= 0.0 { e * share } else { share }
 }
 
 /// log(1 + e^-m).
-pub(super) fn log_loss(margin: f64) -> f64 {
+pub(crate) fn log_loss(margin: f64) -> f64 {
     (-margin).max(0.0) + exp_of_negative(-margin.abs()).ln_1p()
 }
 
 /// σ'(m) for m ≥ 0; ¼ at 0, decreasing.
 #[inline]
-pub(super) fn slope(margin: f64) -> f64 {
+pub(crate) fn slope(margin: f64) -> f64 {
     let e = exp_of_negative(-margin);
     e / ((1.0 + e) * (1.0 + e))
 }
@@ -75,7 +75,7 @@ pub(super) fn slope(margin: f64) -> f64 {
 const FACTORS: usize = 64;
 
 /// Σ log(1 + e^-m) over many margins, with one logarithm per [`FACTORS`] of them.
-pub(super) fn log_losses(margins: impl Iterator<Item = f64>) -> f64 {
+pub(crate) fn log_losses(margins: impl Iterator<Item = f64>) -> f64 {
     let mut sum = 0.0;
     let mut product = 1.0;
     let mut factors = 0;
@@ -93,7 +93,7 @@ pub(super) fn log_losses(margins: impl Iterator<Item = f64>) -> f64 {
 }
 
 /// Σ_i c_i log(1 + e^-m_i) of rows with labels c_i y_i, where c_i > 0 is the weight of a row.
-pub(super) fn loss(labels: &[f64], margins: impl Iterator<Item = f64>) -> f64 {
+pub(crate) fn loss(labels: &[f64], margins: impl Iterator<Item = f64>) -> f64 {
     if labels.iter().all(|label| label.abs() == 1.0) {
         return log_losses(margins);
     }

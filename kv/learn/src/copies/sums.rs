@@ -5,16 +5,16 @@
 use caravan_kv::server::{Extract, Request};
 use caravan_van::Value;
 
-use super::coordinates::places;
+use crate::data::places;
 
 /// A sum that the server before has passed on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Summed<'a, V> {
+pub(crate) struct Summed<'a, V> {
     /// The clock of all parts.
-    pub(super) clock: u64,
+    pub(crate) clock: u64,
     /// Number of parts.
-    pub(super) parts: usize,
-    pub(super) values: &'a [V],
+    pub(crate) parts: usize,
+    pub(crate) values: &'a [V],
 }
 
 impl<'a, V: Value> Summed<'a, V> {
@@ -22,7 +22,7 @@ impl<'a, V: Value> Summed<'a, V> {
     const HEAD: usize = 16;
 
     /// Puts a sum of these parts, which have the same clock, into an extract.
-    pub(super) fn write(parts: &[Request<'_>], values: &[V], into: &mut Extract) {
+    pub(crate) fn write(parts: &[Request<'_>], values: &[V], into: &mut Extract) {
         let clock = parts.first().map_or(0, |part| part.clock);
         into.values.reserve_exact(Self::HEAD + size_of_val(values));
         into.values.extend(clock.to_le_bytes());
@@ -34,7 +34,7 @@ impl<'a, V: Value> Summed<'a, V> {
     ///
     /// # Errors
     /// If it is cut off.
-    pub(super) fn read(bytes: &'a [u8]) -> Result<Self, String> {
+    pub(crate) fn read(bytes: &'a [u8]) -> Result<Self, String> {
         let read = || {
             let (clock, rest) = bytes.split_first_chunk()?;
             let (parts, rest) = rest.split_first_chunk()?;
@@ -46,7 +46,7 @@ impl<'a, V: Value> Summed<'a, V> {
 }
 
 /// The keys that any of these requests names, sorted.
-pub(super) fn union(parts: &[Request<'_>]) -> Vec<u64> {
+pub(crate) fn union(parts: &[Request<'_>]) -> Vec<u64> {
     let first = parts.first().map_or(&[][..], |part| part.keys);
     if parts.iter().all(|part| part.keys == first) {
         return first.to_vec();
@@ -59,7 +59,7 @@ pub(super) fn union(parts: &[Request<'_>]) -> Vec<u64> {
 
 /// Adds pairs of integers up by their keys: puts their sums into an extract. `None` if a part is no
 /// such push.
-pub(super) fn add_pairs(parts: &[Request<'_>], into: &mut Extract) -> Option<()> {
+pub(crate) fn add_pairs(parts: &[Request<'_>], into: &mut Extract) -> Option<()> {
     let keys = union(parts);
     let mut sums = vec![[0_i64; 2]; keys.len()];
     for part in parts {
@@ -76,7 +76,7 @@ pub(super) fn add_pairs(parts: &[Request<'_>], into: &mut Extract) -> Option<()>
 }
 
 #[cfg(test)]
-pub(super) mod testing {
+pub(crate) mod testing {
     //! Sums of pushes to shards do what the pushes do.
 
     use caravan_kv::Shard;

@@ -1,7 +1,16 @@
-//! A small artificial problem with known passes, for tests and first steps; not a benchmark.
+//! A small artificial problem with known passes; not a benchmark.
+#![allow(dead_code, reason = "each test uses a part")]
 
-use super::reference::Part;
-use crate::data::Columns;
+use caravan_learn::data::Columns;
+
+/// One worker's data.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Part<'a> {
+    /// Its rows, column by column.
+    pub(crate) columns: &'a Columns,
+    /// Their labels, +1 or -1, times the row weights: `[rows]`.
+    pub(crate) labels: &'a [f64],
+}
 
 /// A small problem with published results: 200 rows, 60 columns, all values 1.
 ///
@@ -9,35 +18,35 @@ use crate::data::Columns;
 /// +1, keys that end in 0 label -1, with some noise, and the others nothing. At λ = 1 the optimum
 /// is [`Example::OPTIMUM`], with 31 non-zero weights.
 #[derive(Debug, Clone)]
-pub struct Example {
+pub(crate) struct Example {
     labels: Vec<f64>,
     columns: Columns,
 }
 
 impl Example {
     /// F(w) at the optimum for λ = 1.
-    pub const OPTIMUM: f64 = 82.259_034_919_089_54;
+    pub(crate) const OPTIMUM: f64 = 82.259_034_919_089_54;
 
     const ROWS: u32 = 200;
     const COLUMNS: u64 = 60;
 
     /// All rows.
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self::with_rows(|_| true)
     }
 
     /// The rows of worker `worker` of `workers`, dealt in turn, with only the keys they have.
-    pub fn share(worker: u32, workers: u32) -> Self {
+    pub(crate) fn share(worker: u32, workers: u32) -> Self {
         Self::with_rows(|row| row % workers == worker)
     }
 
     /// The form that the reference takes.
-    pub fn part(&self) -> Part<'_> {
+    pub(crate) fn part(&self) -> Part<'_> {
         Part { columns: &self.columns, labels: &self.labels }
     }
 
     /// The rows as LIBSVM text, in order.
-    pub fn libsvm(&self) -> String {
+    pub(crate) fn libsvm(&self) -> String {
         let mut rows: Vec<String> = self.labels.iter().map(|label| format!("{label:+}")).collect();
         for (column, key) in self.columns.keys().iter().enumerate() {
             self.columns.for_each(column, |row, _| rows[row].push_str(&format!(" {key}:1")));
@@ -97,24 +106,5 @@ impl Lcg {
         let noise = (self.next() % 1000) as f64 / 1000.0 - 0.5;
         let score = keys.iter().map(weight).sum::<f64>() + noise;
         (keys, if score > 0.0 { 1.0 } else { -1.0 })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_example_is_the_published_one() {
-        let example = Example::new();
-        assert_eq!(example.labels.iter().filter(|&&y| y > 0.0).count(), 114);
-        assert_eq!(example.labels[..3], [-1.0, -1.0, 1.0]);
-        let row = |row: u32| -> Vec<u64> {
-            let has = |j: &usize| example.columns.column(*j).0.contains(&row);
-            (0..60).filter(has).map(|j| example.columns.keys().get(j)).collect()
-        };
-        assert_eq!(row(0), [14, 30, 33, 35, 36, 54]);
-        assert_eq!(row(1), [3, 9, 12, 22, 46]);
-        assert_eq!(row(2), [10, 14, 35, 45, 52]);
     }
 }

@@ -20,28 +20,28 @@ const UPDATE_NANOS: f64 = 20.0;
 const ROW_NANOS: f64 = 11.0;
 
 /// Gradients and curvatures of `computed`.
-pub(super) fn gradient(columns: &Columns, computed: impl Iterator<Item = usize>) -> Duration {
+pub(crate) fn gradient(columns: &Columns, computed: impl Iterator<Item = usize>) -> Duration {
     let (count, nonzeros) = count(columns, computed);
     gradient_of(count, nonzeros)
 }
 
 /// Gradients of `count` columns with `nonzeros`.
-pub(super) fn gradient_of(count: usize, nonzeros: usize) -> Duration {
+pub(crate) fn gradient_of(count: usize, nonzeros: usize) -> Duration {
     nanos(COLUMN_NANOS, count) + nanos(GRADIENT_NANOS, nonzeros)
 }
 
 /// New weights for `changed`.
-pub(super) fn update(columns: &Columns, changed: impl Iterator<Item = usize>) -> Duration {
+pub(crate) fn update(columns: &Columns, changed: impl Iterator<Item = usize>) -> Duration {
     update_of(count(columns, changed).1)
 }
 
 /// New weights for columns with `nonzeros`.
-pub(super) fn update_of(nonzeros: usize) -> Duration {
+pub(crate) fn update_of(nonzeros: usize) -> Duration {
     nanos(UPDATE_NANOS, nonzeros)
 }
 
 /// The loss of `rows`.
-pub(super) fn loss(rows: usize) -> Duration {
+pub(crate) fn loss(rows: usize) -> Duration {
     nanos(ROW_NANOS, rows)
 }
 

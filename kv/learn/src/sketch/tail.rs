@@ -14,7 +14,7 @@
 //! depends on the size of the sketch and the cut of keys over servers, not on the order of arrival.
 //!
 //! This changes the objective to that of the remaining features. But for an unweighted set without
-//! values, a feature in at most λ examples is 0 in every solution ([`super::screen`]), so up to
+//! values, a feature in at most λ examples is 0 in every solution (`dbpg::screen`), so up to
 //! that limit the objective is the same.
 //!
 //! Place: load > **tail** > screening > blocks. Li et al.'s code, OSDI 2014, has this as its
@@ -24,7 +24,7 @@ use caravan_kv::filter::Filters;
 use caravan_kv::{Table, TableSpec, ValueType, Worker};
 use caravan_van::KeyRange;
 
-use crate::sketch::{CountMin, HANDLE, Options};
+use super::{CountMin, HANDLE, Options};
 
 /// Id of the table of counts.
 const TABLE: u32 = 4;
@@ -53,7 +53,7 @@ impl Tail {
     }
 
     /// Refuses invalid settings, with the reason.
-    pub(super) fn check(&self) -> caravan_kv::Result<()> {
+    pub(crate) fn check(&self) -> caravan_kv::Result<()> {
         let Tail { frequency, hashes, ratio } = *self;
         let wrong = |what: String| Err(caravan_kv::Error::Config(what));
         match () {
@@ -73,7 +73,7 @@ impl Tail {
 
     /// A table for keys of this range, of `workers` workers with up to `columns` features each, on
     /// this many server threads.
-    pub(super) fn table(
+    pub(crate) fn table(
         &self,
         keys: KeyRange,
         workers: usize,
@@ -95,7 +95,7 @@ impl Tail {
 }
 
 /// Step 1: pushes the count of each column, up to 255. `counts: [keys]`.
-pub(super) fn count(
+pub(crate) fn count(
     worker: &mut Worker,
     table: Table,
     keys: &[u64],
@@ -106,7 +106,7 @@ pub(super) fn count(
 }
 
 /// Step 2: the keys of columns in more than `frequency` rows of all workers together.
-pub(super) fn frequent(
+pub(crate) fn frequent(
     worker: &mut Worker,
     table: Table,
     keys: &[u64],

@@ -33,18 +33,18 @@ impl Pool {
     }
 
     /// Number of threads, including the calling one.
-    pub(super) fn threads(&self) -> usize {
+    pub(crate) fn threads(&self) -> usize {
         1 + self.0.as_ref().map_or(0, |pool| pool.current_num_threads())
     }
 
     /// Number of threads that this many non-zeros justify.
-    pub(super) fn threads_for(&self, nonzeros: usize) -> usize {
+    pub(crate) fn threads_for(&self, nonzeros: usize) -> usize {
         self.threads().min(nonzeros / THREAD_NONZEROS).max(1)
     }
 
     /// Calls `work` on each of `parts`: the first on the calling thread, the others on the threads
     /// of the pool.
-    pub(super) fn share<T: Send>(
+    pub(crate) fn share<T: Send>(
         &self,
         parts: impl IntoIterator<Item = T>,
         work: impl Fn(T) + Sync,

@@ -1,31 +1,25 @@
-//! Feature groups: slots or fields named by the leading bits of a key, each cut into blocks
-//! separately.
+//! Feature groups: slots or fields named by the leading bits of a key.
 //!
-//! In most groups an example has at most one feature. Columns of such a group share no row, so the
-//! whole group can step at once, in one block; only the others need more. (The authors' code does
-//! the same, with a key space per group.)
-//!
-//! Place: load > tail > screening > **groups** > blocks.
+//! In most groups an example has at most one feature, so that columns of such a group share no row.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::blocks::{KeyBlock, default_block_count, even_blocks};
-use crate::data::{Columns, PackedRows};
+use super::{Columns, PackedRows};
 
 /// Most leading bits that can name a group, because groups are counted in an array.
-pub(super) const BITS_MAX: u32 = 16;
+pub(crate) const BITS_MAX: u32 = 16;
 
 /// Counts of one group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Group {
     number: u32,
     /// Rows that have any of its features.
-    rows: u64,
-    nonzeros: u64,
+    pub(crate) rows: u64,
+    pub(crate) nonzeros: u64,
     /// Smallest and largest key.
-    keys: (u64, u64),
+    pub(crate) keys: (u64, u64),
 }
 
 /// Groups by number, if they have features: `[2^bits]`.
@@ -56,6 +50,12 @@ impl Counts {
 }
 
 impl Group {
+    /// A group of which `rows` rows have any feature.
+    #[cfg(test)]
+    pub(crate) fn new(number: u32, rows: u64, nonzeros: u64, keys: (u64, u64)) -> Self {
+        Group { number, rows, nonzeros, keys }
+    }
+
     fn join(&mut self, rows: u64, nonzeros: u64, keys: (u64, u64)) {
         self.rows += rows;
         self.nonzeros += nonzeros;
@@ -64,7 +64,7 @@ impl Group {
 }
 
 /// The groups of rows, by the number in their `bits` leading bits (1 to [`BITS_MAX`]).
-pub(super) fn of_rows(rows: &PackedRows, bits: u32) -> Vec<Group> {
+pub(crate) fn of_rows(rows: &PackedRows, bits: u32) -> Vec<Group> {
     let mut counts = Counts::new(bits);
     let mut last = None;
     rows.for_each(|row, key, _| {
@@ -77,7 +77,7 @@ pub(super) fn of_rows(rows: &PackedRows, bits: u32) -> Vec<Group> {
 }
 
 /// As [`of_rows`], for `rows` rows that have become columns.
-pub(super) fn of_columns(columns: &Columns, rows: usize, bits: u32) -> Vec<Group> {
+pub(crate) fn of_columns(columns: &Columns, rows: usize, bits: u32) -> Vec<Group> {
     let mut counts = Counts::new(bits);
     let mut last = None;
     let mut seen = vec![false; rows];
@@ -93,20 +93,15 @@ pub(super) fn of_columns(columns: &Columns, rows: usize, bits: u32) -> Vec<Group
     counts.known()
 }
 
-/// Cuts each group separately, into `ratio` blocks for each of its features in an average row that
-/// has any, from all workers' counts.
-pub(super) fn blocks(counted: Vec<Group>, ratio: f64) -> Vec<KeyBlock> {
+/// The groups of all workers, by number.
+pub(crate) fn of_all(counted: Vec<Group>) -> impl Iterator<Item = Group> {
     let mut all = BTreeMap::<u32, Group>::new();
     for group in counted {
         all.entry(group.number)
             .and_modify(|sum| sum.join(group.rows, group.nonzeros, group.keys))
             .or_insert(group);
     }
-    let cut = |group: Group| {
-        let count = default_block_count(group.nonzeros, group.rows, ratio);
-        even_blocks(group.keys.0, group.keys.1, count)
-    };
-    all.into_values().flat_map(cut).collect()
+    all.into_values()
 }
 
 #[cfg(test)]
@@ -149,13 +144,9 @@ mod tests {
     }
 
     #[test]
-    fn a_group_of_which_rows_have_one_feature_is_one_block() {
+    fn groups_are_the_same_however_rows_are_shared_out() {
         let counted = [0..30, 30..40, 40..100].map(|numbers| of_rows(&rows(numbers), 4));
-        let cut = blocks(counted.concat(), 4.0);
-        assert_eq!(cut, blocks(of_rows(&rows(0..100), 4), 4.0), "however rows are shared out");
-        assert_eq!(cut[0], KeyBlock { first: key(1, 0), last: key(1, 6) });
-        assert_eq!(cut.len(), 1 + 8, "two a row, times four");
-        assert_eq!((cut[1].first, cut[8].last), (key(3, 1), key(3, 119)));
-        assert_eq!(blocks(Vec::new(), 4.0), []);
+        let all: Vec<Group> = of_all(counted.concat()).collect();
+        assert_eq!(all, of_rows(&rows(0..100), 4));
     }
 }

@@ -9,19 +9,19 @@ use std::time::Duration;
 use caravan_van::Value;
 
 /// Writes an image, or counts its bytes.
-pub(super) struct Writer<'a> {
+pub(crate) struct Writer<'a> {
     len: usize,
     into: Option<&'a mut Vec<u8>>,
 }
 
 impl<'a> Writer<'a> {
     /// One that appends to `into`.
-    pub(super) fn to(into: &'a mut Vec<u8>) -> Self {
+    pub(crate) fn to(into: &'a mut Vec<u8>) -> Self {
         Writer { len: 0, into: Some(into) }
     }
 
     /// The number of bytes that `write` writes.
-    pub(super) fn count(write: impl FnOnce(&mut Writer<'_>)) -> usize {
+    pub(crate) fn count(write: impl FnOnce(&mut Writer<'_>)) -> usize {
         let mut writer = Writer { len: 0, into: None };
         write(&mut writer);
         writer.len
@@ -34,20 +34,20 @@ impl<'a> Writer<'a> {
         }
     }
 
-    pub(super) fn number(&mut self, number: u64) {
+    pub(crate) fn number(&mut self, number: u64) {
         self.raw(&number.to_le_bytes());
     }
 
-    pub(super) fn real(&mut self, real: f64) {
+    pub(crate) fn real(&mut self, real: f64) {
         self.number(real.to_bits());
     }
 
-    pub(super) fn list<V: Value>(&mut self, list: &[V]) {
+    pub(crate) fn list<V: Value>(&mut self, list: &[V]) {
         self.number(list.len() as u64);
         self.raw(V::bytes(list));
     }
 
-    pub(super) fn flags(&mut self, flags: impl ExactSizeIterator<Item = u8>) {
+    pub(crate) fn flags(&mut self, flags: impl ExactSizeIterator<Item = u8>) {
         self.number(flags.len() as u64);
         match &mut self.into {
             None => self.len += flags.len(),
@@ -55,24 +55,24 @@ impl<'a> Writer<'a> {
         }
     }
 
-    pub(super) fn places(&mut self, places: &[usize]) {
+    pub(crate) fn places(&mut self, places: &[usize]) {
         self.number(places.len() as u64);
         places.iter().for_each(|place| self.number(*place as u64));
     }
 
-    pub(super) fn time(&mut self, time: Duration) {
+    pub(crate) fn time(&mut self, time: Duration) {
         self.number(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
     }
 }
 
 /// Reads an image.
-pub(super) struct Reader<'a>(&'a [u8]);
+pub(crate) struct Reader<'a>(&'a [u8]);
 
 /// Why an image cannot be read.
 const CUT_OFF: &str = "the image of a shard is cut off";
 
 impl<'a> Reader<'a> {
-    pub(super) fn of(image: &'a [u8]) -> Self {
+    pub(crate) fn of(image: &'a [u8]) -> Self {
         Reader(image)
     }
 
@@ -84,23 +84,23 @@ impl<'a> Reader<'a> {
         Ok(bytes)
     }
 
-    pub(super) fn number(&mut self) -> Result<u64, String> {
+    pub(crate) fn number(&mut self) -> Result<u64, String> {
         let bytes = self.raw(1, 8)?.try_into().map_err(|_| CUT_OFF)?;
         Ok(u64::from_le_bytes(bytes))
     }
 
     /// The number of things that follow, each of which takes 8 bytes or more.
-    pub(super) fn count(&mut self) -> Result<usize, String> {
+    pub(crate) fn count(&mut self) -> Result<usize, String> {
         let count = self.number()?;
         let most = (self.0.len() / 8) as u64;
         if count > most { Err(CUT_OFF.to_owned()) } else { Ok(count as usize) }
     }
 
-    pub(super) fn real(&mut self) -> Result<f64, String> {
+    pub(crate) fn real(&mut self) -> Result<f64, String> {
         self.number().map(f64::from_bits)
     }
 
-    pub(super) fn list<V: Value>(&mut self) -> Result<Vec<V>, String> {
+    pub(crate) fn list<V: Value>(&mut self) -> Result<Vec<V>, String> {
         let len = self.number()?;
         let bytes = self.raw(len, V::BYTES)?;
         let mut list = vec![V::default(); bytes.len() / V::BYTES];
@@ -108,22 +108,22 @@ impl<'a> Reader<'a> {
         Ok(list)
     }
 
-    pub(super) fn flags(&mut self) -> Result<&'a [u8], String> {
+    pub(crate) fn flags(&mut self) -> Result<&'a [u8], String> {
         let len = self.number()?;
         self.raw(len, 1)
     }
 
-    pub(super) fn places(&mut self) -> Result<Vec<usize>, String> {
+    pub(crate) fn places(&mut self) -> Result<Vec<usize>, String> {
         let places = self.list::<u64>()?.into_iter().map(usize::try_from);
         places.collect::<Result<_, _>>().map_err(|error| error.to_string())
     }
 
-    pub(super) fn time(&mut self) -> Result<Duration, String> {
+    pub(crate) fn time(&mut self) -> Result<Duration, String> {
         self.number().map(Duration::from_nanos)
     }
 
     /// Checks that nothing is left.
-    pub(super) fn end(self) -> Result<(), String> {
+    pub(crate) fn end(self) -> Result<(), String> {
         match self.0 {
             [] => Ok(()),
             rest => Err(format!("{} bytes are behind the image of a shard", rest.len())),
@@ -135,11 +135,11 @@ impl<'a> Reader<'a> {
 macro_rules! methods {
     ($write:path, $read:path) => {
         fn image_bytes(&self) -> Option<usize> {
-            Some($crate::dbpg::image::Writer::count(|image| $write(self, image)))
+            Some($crate::copies::image::Writer::count(|image| $write(self, image)))
         }
 
         fn image(&self, image: &mut Vec<u8>) {
-            $write(self, &mut $crate::dbpg::image::Writer::to(image));
+            $write(self, &mut $crate::copies::image::Writer::to(image));
         }
 
         fn restore(&mut self, image: &[u8], _memory: &caravan_van::Pool) -> Result<(), String> {
@@ -147,10 +147,10 @@ macro_rules! methods {
         }
     };
 }
-pub(super) use methods;
+pub(crate) use methods;
 
 /// Checks what an image says.
-pub(super) fn check(is_so: bool, what: &str) -> Result<(), String> {
+pub(crate) fn check(is_so: bool, what: &str) -> Result<(), String> {
     match is_so {
         true => Ok(()),
         false => Err(format!("the image of a shard is damaged: {what}")),
@@ -158,14 +158,14 @@ pub(super) fn check(is_so: bool, what: &str) -> Result<(), String> {
 }
 
 /// Pairs of numbers.
-pub(super) fn pairs<V: Value>(list: Vec<V>) -> Result<Vec<[V; 2]>, String> {
+pub(crate) fn pairs<V: Value>(list: Vec<V>) -> Result<Vec<[V; 2]>, String> {
     let (pairs, rest) = list.as_chunks::<2>();
     check(rest.is_empty(), "half a pair")?;
     Ok(pairs.to_vec())
 }
 
 /// Keys, strictly ascending.
-pub(super) fn keys(reader: &mut Reader<'_>) -> Result<Vec<u64>, String> {
+pub(crate) fn keys(reader: &mut Reader<'_>) -> Result<Vec<u64>, String> {
     let keys: Vec<u64> = reader.list()?;
     check(keys.is_sorted_by(|a, b| a < b), "keys are not in order")?;
     Ok(keys)
@@ -173,7 +173,7 @@ pub(super) fn keys(reader: &mut Reader<'_>) -> Result<Vec<u64>, String> {
 
 /// Tests of the images of shards.
 #[cfg(test)]
-pub(super) mod testing {
+pub(crate) mod testing {
     use caravan_kv::Shard;
     use caravan_van::Pool;
 

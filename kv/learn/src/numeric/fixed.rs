@@ -19,20 +19,20 @@ const SUM_BITS: i32 = 62;
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Scale {
     /// Multiples of 1.
-    pub(super) up: f64,
+    pub(crate) up: f64,
     /// 1 / up.
-    pub(super) down: f64,
+    pub(crate) down: f64,
 }
 
 impl Scale {
     /// For sums of up to `terms` terms, none of which is above `largest`.
-    pub(super) fn new(terms: u64, largest: f64) -> Self {
+    pub(crate) fn new(terms: u64, largest: f64) -> Self {
         Self::with_headroom(terms, largest, 0)
     }
 
     /// As [`Scale::new`], with terms of up to 2^`bits` times `largest`, whose sum is no larger all
     /// the same: integers wrap around.
-    pub(super) fn with_headroom(terms: u64, largest: f64, bits: i32) -> Self {
+    pub(crate) fn with_headroom(terms: u64, largest: f64, bits: i32) -> Self {
         let bits_of_terms = i32::try_from(terms.max(1).ilog2()).unwrap_or(0) + 1;
         let largest = if largest > 0.0 && largest.is_finite() { largest } else { 1.0 };
         let room = (TERM_BITS - bits).min(SUM_BITS - bits_of_terms);
@@ -42,20 +42,20 @@ impl Scale {
 
     /// A term's integer.
     #[inline(always)]
-    pub(super) fn to(self, term: f64) -> i64 {
+    pub(crate) fn to(self, term: f64) -> i64 {
         integer(term * self.up)
     }
 
     /// A sum's number.
     #[inline(always)]
-    pub(super) fn from(self, sum: i64) -> f64 {
+    pub(crate) fn from(self, sum: i64) -> f64 {
         sum as f64 * self.down
     }
 }
 
 /// The nearest integer to a number of at most 2^51.
 #[inline(always)]
-pub(super) fn integer(number: f64) -> i64 {
+pub(crate) fn integer(number: f64) -> i64 {
     ((number + ROUND).to_bits() as i64).wrapping_sub(ROUND.to_bits() as i64)
 }
 
@@ -74,7 +74,7 @@ pub(crate) struct Whole {
 impl Whole {
     /// Adds a term of at most 2^51.
     #[inline(always)]
-    pub(super) fn add(&mut self, term: f64) {
+    pub(crate) fn add(&mut self, term: f64) {
         let floor = term.floor();
         self.integer = self.integer.wrapping_add(floor as i64);
         self.fraction += ((term - floor) * 2_f64.powi(FRACTION_BITS)) as u64;
@@ -89,7 +89,7 @@ impl Whole {
     }
 
     /// The sum of two sums.
-    pub(super) fn plus(mut self, mut other: Whole) -> Whole {
+    pub(crate) fn plus(mut self, mut other: Whole) -> Whole {
         self.carry();
         other.carry();
         self.integer = self.integer.wrapping_add(other.integer);
@@ -99,7 +99,7 @@ impl Whole {
     }
 
     /// The nearest number.
-    pub(super) fn number(mut self) -> f64 {
+    pub(crate) fn number(mut self) -> f64 {
         self.carry();
         self.integer as f64 + self.fraction as f64 * 2_f64.powi(-FRACTION_BITS)
     }

@@ -1,13 +1,22 @@
-//! Known passes of the example, rules against each other, and the reference sets.
-
+//! The method in one thread, which other tests compare a cluster with: known passes of the example,
+//! rules against each other, and the reference sets.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use super::*;
-use crate::data;
-use crate::dbpg::blocks::{BLOCK_RATIO, default_block_count};
-use crate::dbpg::example::Example;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
+
+use caravan_learn::data::{self, Columns};
+use caravan_learn::dbpg::blocks::{BLOCK_RATIO, Order, default_block_count};
+use caravan_learn::dbpg::gradient::Curvature;
+use caravan_learn::dbpg::schedule::Stop;
+
+use example::{Example, Part};
+use reference::{Settings, solve, solve_with};
+
+#[path = "support/example.rs"]
+mod example;
+#[path = "support/reference.rs"]
+mod reference;
 
 fn published(blocks: usize) -> Settings {
     let curvature = Curvature::Published;
@@ -224,4 +233,18 @@ fn real_sets_reach_their_optima() {
     // Nearly dependent columns with almost no penalty: coordinate steps crawl there.
     println!("not within 1000 passes: {missed:?}");
     assert!(missed.len() <= 2, "criteo_tiny 0.1 and a9a 1 are known: {missed:?}");
+}
+
+#[test]
+fn the_example_is_the_published_one() {
+    let example = Example::new();
+    assert_eq!(example.part().labels.iter().filter(|&&y| y > 0.0).count(), 114);
+    assert_eq!(example.part().labels[..3], [-1.0, -1.0, 1.0]);
+    let row = |row: u32| -> Vec<u64> {
+        let has = |j: &usize| example.part().columns.column(*j).0.contains(&row);
+        (0..60).filter(has).map(|j| example.part().columns.keys().get(j)).collect()
+    };
+    assert_eq!(row(0), [14, 30, 33, 35, 36, 54]);
+    assert_eq!(row(1), [3, 9, 12, 22, 46]);
+    assert_eq!(row(2), [10, 14, 35, 45, 52]);
 }

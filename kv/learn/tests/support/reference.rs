@@ -3,51 +3,45 @@
 //! Workers lag as far as the schedule allows: the gradient of task t sees the updates of tasks up
 //! to t - τ - 1 and no more. A real cluster is between this and no delay at all.
 
-use super::blocks::{KeyBlock, Order, even_blocks};
-use super::coordinates::{BlockSum, Coordinates};
-use super::gradient::{Curvature, Worker};
-use super::logistic;
-use super::proximal::Proximal;
-use super::schedule::{KKT_RATIO, RESET_EVERY, Stop, StopRule, kkt_threshold};
-use crate::data::Columns;
+#![allow(dead_code, reason = "each test uses a part")]
+
 use std::collections::VecDeque;
 use std::ops::Range;
 
-/// One worker's data.
-#[derive(Debug, Clone, Copy)]
-pub struct Part<'a> {
-    /// Its rows, column by column.
-    pub columns: &'a Columns,
-    /// Their labels, +1 or -1, times the row weights: `[rows]`.
-    pub labels: &'a [f64],
-}
+use caravan_learn::dbpg::blocks::{KeyBlock, Order, even_blocks};
+use caravan_learn::dbpg::coordinates::{BlockSum, Coordinates};
+use caravan_learn::dbpg::gradient::{Curvature, Worker};
+use caravan_learn::dbpg::proximal::Proximal;
+use caravan_learn::dbpg::schedule::{KKT_RATIO, RESET_EVERY, Stop, StopRule, kkt_threshold};
+
+use crate::example::Part;
 
 /// The settings of a run.
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub(crate) struct Settings {
     /// Penalty and step.
-    pub proximal: Proximal,
+    pub(crate) proximal: Proximal,
     /// The curvature bound.
-    pub curvature: Curvature,
+    pub(crate) curvature: Curvature,
     /// Most slices of the key space.
-    pub blocks: usize,
+    pub(crate) blocks: usize,
     /// The order of blocks in a pass.
-    pub order: Order,
+    pub(crate) order: Order,
     /// τ.
-    pub delay: u64,
+    pub(crate) delay: u64,
     /// ε of the stop rule.
-    pub epsilon: f64,
+    pub(crate) epsilon: f64,
     /// Most passes.
-    pub passes_max: u64,
+    pub(crate) passes_max: u64,
     /// Weakness of the KKT filter; infinite turns it off.
-    pub kkt_ratio: f64,
+    pub(crate) kkt_ratio: f64,
     /// Passes between filter resets; `None` resets only before stopping.
-    pub reset_every: Option<u64>,
+    pub(crate) reset_every: Option<u64>,
 }
 
 impl Settings {
     /// Full safe steps over `blocks` blocks in key order, no delay, filter on.
-    pub fn new(lambda: f64, blocks: usize) -> Self {
+    pub(crate) fn new(lambda: f64, blocks: usize) -> Self {
         Self {
             proximal: Proximal::new(lambda),
             curvature: Curvature::Safe,
@@ -64,51 +58,51 @@ impl Settings {
 
 /// Progress after a pass.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Progress {
+pub(crate) struct Progress {
     /// F(w), after all updates so far.
-    pub objective: f64,
+    pub(crate) objective: f64,
     /// Relative decrease of F against the previous pass; 1 for the first.
-    pub relative: f64,
+    pub(crate) relative: f64,
     /// Non-zero weights.
-    pub nonzeros: usize,
+    pub(crate) nonzeros: usize,
     /// The KKT threshold of the pass.
-    pub threshold: f64,
+    pub(crate) threshold: f64,
     /// Coordinates that the filter leaves in after the pass.
-    pub active: usize,
+    pub(crate) active: usize,
     /// Largest violation of |g| ≤ λ at a zero weight.
-    pub violation: f64,
+    pub(crate) violation: f64,
     /// Column gradients computed since the start, by all workers.
-    pub columns_computed: usize,
+    pub(crate) columns_computed: usize,
     /// The stop rule's decision.
-    pub stop: Stop,
+    pub(crate) stop: Stop,
 }
 
 /// The result of a run.
 #[derive(Debug, Clone)]
-pub struct Solution {
+pub(crate) struct Solution {
     /// Sorted union of the parts' keys.
-    pub keys: Vec<u64>,
+    pub(crate) keys: Vec<u64>,
     /// Weights, in the order of the keys.
-    pub weights: Vec<f64>,
+    pub(crate) weights: Vec<f64>,
     /// One entry per pass; the last one's `stop` is [`Stop::Done`] if the run converged.
-    pub progress: Vec<Progress>,
+    pub(crate) progress: Vec<Progress>,
 }
 
 impl Solution {
     /// Whether the stop rule ended the run, rather than the limit on passes.
-    pub fn converged(&self) -> bool {
+    pub(crate) fn converged(&self) -> bool {
         self.progress.last().is_some_and(|last| last.stop == Stop::Done)
     }
 }
 
 /// Solves with one worker per part and one server.
-pub fn solve(parts: &[Part<'_>], settings: &Settings) -> Solution {
+pub(crate) fn solve(parts: &[Part<'_>], settings: &Settings) -> Solution {
     let examples = parts.iter().map(|part| part.labels.len() as u64).sum();
     solve_with(parts, settings, |violation| kkt_threshold(violation, examples, settings.kkt_ratio))
 }
 
 /// [`solve`] with the KKT threshold as a function of the previous pass's violation.
-fn solve_with(
+pub(crate) fn solve_with(
     parts: &[Part<'_>],
     settings: &Settings,
     threshold: impl Fn(Option<f64>) -> f64,
@@ -279,7 +273,10 @@ impl<'a> Run<'a> {
                 let sign = |row: usize| part.labels[row].signum();
                 part.columns.for_each(j, |row, x| margins[row] += sign(row) * weight * x);
             }
-            loss += logistic::loss(part.labels, margins.into_iter());
+            let losses = part.labels.iter().zip(margins).map(|(label, margin): (&f64, f64)| {
+                label.abs() * ((-margin).max(0.0) + (-margin.abs()).exp().ln_1p())
+            });
+            loss += losses.sum::<f64>();
         }
         loss
     }
@@ -294,6 +291,3 @@ fn positions(
     let keys: Vec<u64> = part.columns.keys().range(own.clone()).collect();
     coordinates.positions(range.clone(), &keys).expect("they are the union of the parts' keys")
 }
-
-#[cfg(test)]
-mod tests;
