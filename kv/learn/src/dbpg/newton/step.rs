@@ -56,7 +56,7 @@ const IN_THE_END: Effort = Effort {
     faces_max: 10,
     face: face::Effort { residual_end: 1e-3, gain_end: 0.02, products_max: 300, rounds_max: 10 },
 };
-const NEAR: f64 = 1e-4;
+const NEAR: f64 = 1e-5;
 
 /// A relative decrease of F from which on a crawling sweep leads to the face, and not to the next
 /// outer step.
