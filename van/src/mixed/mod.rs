@@ -7,7 +7,8 @@
 //!
 //! Members with one carrier are ports of this host. Every one of them may reach every port of the
 //! peer, and each end lists its ports in the order in which it wants them. A lane goes over the
-//! first port of both; the other pairs are tried after it.
+//! first port of both; the other pairs are tried after it. Long values go over further pairs as
+//! well (`stripes.rs`).
 //!
 //! Members number peers each in its own way, so this transport numbers them anew. The memory is the
 //! first member's: others register it, copy from it or copy into it. A thread that sleeps has all

@@ -17,7 +17,8 @@ pub trait Sleeper: Transport {
     /// names are.
     fn carrier(&self) -> &'static str;
 
-    /// As [`Transport::connect`], for a lane that carries stripes of another one: its hello says so.
+    /// As [`Transport::connect`], for a lane that carries stripes of another one: its hello says
+    /// so.
     ///
     /// # Errors
     /// [`Error::Connect`], always from a van of which a node has only one.

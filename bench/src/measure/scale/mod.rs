@@ -4,7 +4,7 @@
 //!
 //! Workers, servers and scheduler are the real code on the simulated van. Time is simulated:
 //! the network charges for messages ([`simulated`](super::simulated)), and counts charge for
-//! computing (`kv/learn/src/dbpg/cost.rs`). So a row follows from the flags and the seed alone.
+//! computing (`kv/learn/src/numeric/cost.rs`). So a row follows from the flags and the seed alone.
 //! `--calibrate` compares the counts with real time instead.
 
 mod rows;

@@ -13,10 +13,10 @@
 //!             gradient: Worker::apply    <--w, active--    coordinates: Coordinates::update
 //! ```
 //!
-//! Before the first pass `sketch::tail` drops rare columns, if the job asks for it, and `screen` the
-//! columns that are 0 in every solution. `newton` then takes second-order steps in place of passes,
-//! or after them where there is a delay or a lossy filter. A job may turn each of them off; what
-//! remains is the published method, with a choice of curvature bounds.
+//! Before the first pass `sketch::tail` drops rare columns, if the job asks for it, and `screen`
+//! the columns that are 0 in every solution. `newton` then takes second-order steps in place of
+//! passes, or after them where there is a delay or a lossy filter. A job may turn each of them off;
+//! what remains is the published method, with a choice of curvature bounds.
 //!
 //! Convergence with delay 0, however columns overlap: a block step on the safe bound never raises
 //! F, and lowers it unless the block is at its minimum; a second-order step goes only as far as F
