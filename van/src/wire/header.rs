@@ -123,7 +123,16 @@ pub mod flags {
 
 /// Memory that one node lets one peer write, once.
 #[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
     Unaligned,
 )]
 #[repr(C)]
