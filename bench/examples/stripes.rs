@@ -65,7 +65,7 @@ fn open(node: u32, devices: &str, wait: Wait) -> Result<Mixed> {
 
 /// What a write has in it.
 fn value(bytes: usize) -> Vec<u8> {
-    (0..bytes).map(|at| (at * 7 >> 4) as u8).collect()
+    (0..bytes).map(|at| ((at * 7) >> 4) as u8).collect()
 }
 
 /// Offers memory again and again; returns how many megabytes a second were written.

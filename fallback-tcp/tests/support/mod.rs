@@ -11,19 +11,19 @@ use caravan_van::{
 
 /// What a test does to a [`Switched`] van, and has seen of it.
 #[derive(Default)]
-pub struct Switches {
+pub(crate) struct Switches {
     /// Each poll fails.
-    pub is_broken: Cell<bool>,
+    pub(crate) is_broken: Cell<bool>,
     /// Nothing is taken in.
-    pub is_frozen: Cell<bool>,
+    pub(crate) is_frozen: Cell<bool>,
     /// Writes find no room.
-    pub is_full: Cell<bool>,
+    pub(crate) is_full: Cell<bool>,
     /// Bytes of writes that were posted.
-    pub written: Cell<usize>,
+    pub(crate) written: Cell<usize>,
 }
 
 /// A van with switches.
-pub struct Switched<T>(pub T, pub Rc<Switches>);
+pub(crate) struct Switched<T>(pub(crate) T, pub(crate) Rc<Switches>);
 
 impl<T: Transport> Transport for Switched<T> {
     fn about(&self) -> &About {

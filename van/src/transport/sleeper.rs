@@ -30,7 +30,7 @@ pub trait Sleeper: Transport {
     /// The descriptors that become readable when a sleep has to end. They stay the same.
     ///
     /// # Errors
-    /// [`Error::Os`](crate::Error::Os).
+    /// [`Error::Os`].
     fn descriptors(&mut self) -> Result<Vec<i32>>;
 
     /// Begins a sleep: from now on a descriptor becomes readable as soon as a poll would find
