@@ -378,6 +378,9 @@ fn a_port_that_breaks_ends_the_lane_and_the_next_one_does_without() {
             two.vans[0].disconnect(two.peers[0]);
             two.rest();
 
+            if broken == 0 {
+                continue; // who calls there waits until the time for a proof is over
+            }
             two.thaw();
             two.connect();
             two.begin();
@@ -490,7 +493,7 @@ fn random_traffic_over_lagging_ports_stays_whole() {
                         None => two.came(1, &value),
                     }
                 }
-                two.rest();
+                assert!(two.events.iter().all(VecDeque::is_empty), "{:?}", two.events);
             }
         }
     }
