@@ -391,6 +391,27 @@ fn a_port_that_breaks_ends_the_lane_and_the_next_one_does_without() {
     }
 }
 
+/// Goal: what was sent before an orderly end arrives, whichever port shows the end first.
+#[test]
+fn what_was_sent_before_the_end_arrives() {
+    for late in 0..2 {
+        let mut two = Two::new([2, 2]);
+        two.begin();
+        let offer = two.offer(1, MIB);
+        two.ports[1][late].is_frozen.set(true);
+        two.send(0, b"the last");
+        two.vans[0].poll(&mut Vec::new()).unwrap();
+        two.vans[0].disconnect(two.peers[0]);
+        for _ in 0..20 {
+            two.turn();
+        }
+        two.thaw();
+        two.came(1, b"the last");
+        two.lost(1);
+        assert_eq!(two.vans[1].withdraw(two.peers[1], offer.key.get()).unwrap().len(), MIB);
+    }
+}
+
 /// Goal: nonsense about stripes loses who tells it, and nothing else.
 #[test]
 fn nonsense_about_stripes_loses_the_peer() {

@@ -40,7 +40,7 @@ use crate::wire::{Hello, Offer};
 
 use address::{Way, digest};
 use member::{Member, Place, Stripe};
-use stripes::{STRIPED_BYTES_MIN, Stripes};
+use stripes::{ENDS_WITHIN, STRIPED_BYTES_MIN, Stripes};
 
 /// A node's lanes over several vans.
 pub struct Mixed {
@@ -60,6 +60,8 @@ pub struct Mixed {
     has_posted: bool,
     /// Peers to whose stripes something could not be written for want of room.
     waiting: Vec<PeerId>,
+    /// Peers whose lanes are to end because a stripe has ended.
+    ending: Vec<PeerId>,
     descriptors: Vec<i32>,
     /// What this transport does itself.
     own: Counters,
@@ -142,6 +144,7 @@ impl Mixed {
             polled: Vec::new(),
             has_posted: false,
             waiting: Vec::new(),
+            ending: Vec::new(),
             descriptors,
             own: Counters::default(),
         })
@@ -420,6 +423,9 @@ impl Progress for Mixed {
         if !self.waiting.is_empty() {
             std::mem::take(&mut self.waiting).into_iter().for_each(|peer| self.post_waiting(peer));
         }
+        if !self.ending.is_empty() {
+            self.end_lanes();
+        }
         for at in 0..self.members.len() {
             match self.members[at].is_due() {
                 Ok(true) => self.look_at(at)?,
@@ -432,7 +438,7 @@ impl Progress for Mixed {
 
     /// Sleeps until a member has something.
     fn sleep(&mut self, limit: Duration) -> Result<()> {
-        let mut left = limit;
+        let mut left = if self.ending.is_empty() { limit } else { limit.min(ENDS_WITHIN) };
         let mut down = 0;
         for member in &mut self.members {
             if left.is_zero() {

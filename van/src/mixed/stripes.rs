@@ -21,13 +21,14 @@
 //!
 //! A lane beside another one has no other frames, and writes only into pieces. A connection made
 //! for it says so in its hello ([`Beside`]). One that cannot be made leaves its pair of ports out.
-//! One that breaks ends the lane that it is beside, and the layer above connects again, by the
-//! ports that are left.
+//! One that breaks ends the lane that it is beside, a little later: what the peer has sent there
+//! before may still be on its way. The layer above then connects again, by the ports that are left.
 //!
 //! Path: worker > slicer > filter > message > codec > endpoint > **transport**.
 
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::time::{Duration, Instant};
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -44,6 +45,9 @@ use crate::wire::{Beside, Hello, Offer};
 
 /// Shortest offer that is cut, in bytes: below, a second write costs what the other port gains.
 pub(super) const STRIPED_BYTES_MIN: usize = 256 << 10;
+
+/// Time from the end of a lane beside another one to the end of that one, if its van goes on.
+pub(super) const ENDS_WITHIN: Duration = Duration::from_millis(100);
 
 /// "CRVS": begins a frame of this file, as no message does.
 const MAGIC: u32 = u32::from_le_bytes(*b"CRVS");
@@ -95,6 +99,8 @@ pub(super) struct Stripes {
     /// The peer's node and incarnation.
     who: (u32, u64),
     beside: [Option<Lane>; Beside::STRIPES],
+    /// When to end the lane because one of them has ended, and why.
+    ends: Option<(Instant, String)>,
     /// Which of them are up at the other end.
     is_up_there: [bool; Beside::STRIPES],
     /// Pieces of this side's offers, of each offer in order.
@@ -437,14 +443,34 @@ impl Mixed {
         let Some(lane) = &stripes.beside[stripe - 1] else { return };
         let (member, inner, is_up) = (lane.member, lane.peer, lane.is_up);
         let (van, why) = (self.members[member].label(), super::with_sources(error));
-        if is_up {
-            return self.break_off(peer, format!("its stripes over {van} are lost: {why}"));
-        }
         tracing::debug!(%peer, stripe, why, "{van} is left out");
-        if let Some(stripes) = self.stripes_of(peer) {
-            stripes.beside[stripe - 1] = None;
+        let Some(stripes) = self.stripes_of(peer) else { return };
+        if is_up {
+            let reason = || format!("its stripes over {van} are lost: {why}");
+            stripes.ends.get_or_insert_with(|| (Instant::now() + ENDS_WITHIN, reason()));
+            stripes.is_up_there[stripe - 1] = false;
+            return self.ending.push(peer);
         }
+        stripes.beside[stripe - 1] = None;
         self.members[member].forget(inner);
+    }
+
+    /// Ends lanes whose stripes have ended a while ago.
+    #[cold]
+    pub(super) fn end_lanes(&mut self) {
+        let now = Instant::now();
+        for peer in std::mem::take(&mut self.ending) {
+            match self.stripes_of(peer).and_then(|stripes| stripes.ends.take()) {
+                Some((at, reason)) if now >= at => self.break_off(peer, reason),
+                Some(later) => {
+                    if let Some(stripes) = self.stripes_of(peer) {
+                        stripes.ends = Some(later);
+                    }
+                    self.ending.push(peer);
+                }
+                None => {} // it has ended by itself
+            }
+        }
     }
 
     /// Ends a lane that its van would go on with. Its memory can be withdrawn until the layer above
