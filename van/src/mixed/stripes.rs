@@ -43,7 +43,7 @@ use crate::transport::{
 };
 use crate::wire::{Beside, Hello, Offer};
 
-/// Shortest offer that is cut, in bytes: below, a second write costs what the other port gains.
+/// Shortest offer that is cut, in bytes: pieces are long beside what is said of them.
 pub(super) const STRIPED_BYTES_MIN: usize = 256 << 10;
 
 /// Time from the end of a lane beside another one to the end of that one, if its van goes on.
@@ -460,15 +460,11 @@ impl Mixed {
     pub(super) fn end_lanes(&mut self) {
         let now = Instant::now();
         for peer in std::mem::take(&mut self.ending) {
-            match self.stripes_of(peer).and_then(|stripes| stripes.ends.take()) {
-                Some((at, reason)) if now >= at => self.break_off(peer, reason),
-                Some(later) => {
-                    if let Some(stripes) = self.stripes_of(peer) {
-                        stripes.ends = Some(later);
-                    }
-                    self.ending.push(peer);
-                }
-                None => {} // it has ended by itself
+            let Some(stripes) = self.stripes_of(peer) else { continue }; // it has ended by itself
+            match stripes.ends.take_if(|(at, _)| now >= *at) {
+                Some((_, reason)) => self.break_off(peer, reason),
+                None if stripes.ends.is_some() => self.ending.push(peer),
+                None => {}
             }
         }
     }
