@@ -207,7 +207,7 @@ const MAPPED_BYTES: libc::c_int = 1 << 20;
 
 /// Most free bytes kept at the end of a heap: enough for smaller blocks that come and go.
 #[cfg(target_env = "gnu")]
-const HEAP_END_BYTES: libc::c_int = 4 << 20;
+const HEAP_END_BYTES: libc::c_int = 1 << 20;
 
 /// Fixes both thresholds, which would otherwise grow with every larger block that is freed.
 pub(crate) fn return_freed_blocks() {

@@ -15,6 +15,9 @@ use crate::Result;
 const DELTA_BITS: u32 = 7;
 const FOLLOWED: u8 = 1 << DELTA_BITS;
 
+/// In how many parts rows become columns.
+const PARTS: usize = 2;
+
 /// Labelled sparse rows in few bytes.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct PackedRows {
@@ -163,35 +166,54 @@ impl PackedRows {
     pub(crate) fn retain(&mut self, keys: &[u64]) {
         let mut wanted = ByKey::new(self.range, self.nonzeros);
         keys.iter().for_each(|&key| *wanted.entry(key) = true);
-        let mut kept = Self {
-            labels: std::mem::take(&mut self.labels),
-            lengths: vec![0; self.lengths.len()],
-            values: self.values.as_ref().map(|_| Vec::new()),
-            ..Self::default()
-        };
-        let mut row_of_last = 0;
-        let mut last = 0;
-        self.for_each(|row, key, value| {
-            if wanted.get(key) {
-                let above = if row == row_of_last { last } else { 0 };
-                push_delta(&mut kept.deltas, key - above);
-                row_of_last = row;
-                last = key;
-                kept.lengths[row] += 1;
-                kept.nonzeros += 1;
-                kept.values.iter_mut().for_each(|values| values.push(value));
-                kept.widen(Some((key, key)));
+        self.retain_where(|_, key, _| wanted.get(key));
+    }
+
+    /// Calls `keep(row, key, value)` for each entry, in the order of [`for_each`](Self::for_each),
+    /// and drops those that it does not keep. What is left moves up in place, as a delta takes no
+    /// more bytes than those that it is the sum of; the memory behind it is given back.
+    fn retain_where(&mut self, mut keep: impl FnMut(usize, u64, f64) -> bool) {
+        let (mut from, mut to) = (0, 0);
+        let (mut entry, mut kept) = (0, 0);
+        self.range = None;
+        for row in 0..self.lengths.len() {
+            let (mut key, mut last) = (0_u64, 0);
+            let first = kept;
+            for _ in 0..self.lengths[row] {
+                let mut bytes = self.deltas[from..].iter();
+                key = key.wrapping_add(next_delta(&mut bytes));
+                from = self.deltas.len() - bytes.len();
+                let value = self.values.as_ref().map_or(1.0, |values| values[entry]);
+                entry += 1;
+                if keep(row, key, value) {
+                    put_delta(key - last, |byte| {
+                        self.deltas[to] = byte;
+                        to += 1;
+                    });
+                    self.values.iter_mut().for_each(|values| values[kept] = value);
+                    self.widen(Some((key, key)));
+                    last = key;
+                    kept += 1;
+                }
             }
-        });
-        *self = kept;
+            self.lengths[row] = (kept - first) as u32;
+        }
+        self.deltas.truncate(to);
+        self.deltas.shrink_to_fit();
+        if let Some(values) = &mut self.values {
+            values.truncate(kept);
+            values.shrink_to_fit();
+        }
+        self.nonzeros = kept;
     }
 
     /// The entries of the columns `keys`, column by column; drops the others. `keys`: sorted,
-    /// unique. Linear in the entries.
+    /// unique. Linear in the entries. The columns come to be in [`PARTS`], and the rows give back
+    /// the memory of each part before the next.
     ///
     /// # Errors
     /// [`crate::Error::TooMany`] from 2^32 rows or columns on.
-    pub fn into_columns(self, keys: Vec<u64>) -> Result<Columns> {
+    pub fn into_columns(mut self, keys: Vec<u64>) -> Result<Columns> {
         check_count("rows", self.labels.len())?;
         let mut number = ByKey::new(self.range, self.nonzeros);
         for (column, &key) in keys.iter().enumerate() {
@@ -208,17 +230,21 @@ impl PackedRows {
         }
         let mut rows = vec![0; end];
         let mut values = self.values.as_ref().map(|_| vec![0.0; end]);
-        self.for_each(|row, key, value| {
-            let column = number.get(key) as usize;
-            if column > 0 {
-                let at = starts[column];
-                rows[at] = row as u32;
-                if let Some(values) = &mut values {
-                    values[at] = value;
+        for part in 1..=PARTS {
+            let filled = starts.partition_point(|&start| start < end * part / PARTS);
+            self.retain_where(|row, key, value| {
+                let column = number.get(key) as usize;
+                if column > 0 && column < filled {
+                    let at = starts[column];
+                    rows[at] = row as u32;
+                    if let Some(values) = &mut values {
+                        values[at] = value;
+                    }
+                    starts[column] += 1;
                 }
-                starts[column] += 1;
-            }
-        });
+                column >= filled
+            });
+        }
         Ok(Columns::new(&keys, &starts[1..], rows, values))
     }
 
@@ -268,12 +294,16 @@ pub(crate) fn unpack_keys(mut bytes: &[u8], keys: &mut Vec<u64>) -> Option<()> {
     Some(())
 }
 
-fn push_delta(to: &mut Vec<u8>, mut delta: u64) {
+fn push_delta(to: &mut Vec<u8>, delta: u64) {
+    put_delta(delta, |byte| to.push(byte));
+}
+
+fn put_delta(mut delta: u64, mut put: impl FnMut(u8)) {
     while delta >= u64::from(FOLLOWED) {
-        to.push(delta as u8 | FOLLOWED);
+        put(delta as u8 | FOLLOWED);
         delta >>= DELTA_BITS;
     }
-    to.push(delta as u8);
+    put(delta as u8);
 }
 
 fn next_delta<'a>(bytes: &mut impl Iterator<Item = &'a u8>) -> u64 {
