@@ -244,12 +244,13 @@ fn lost_and_late_packets_are_sent_again() {
 }
 
 /// Soft-RoCE does the work that opens windows again together with what it sends again, which its
-/// own windows do not bear.
+/// own windows do not bear. It sends again after 67 ms, so it sends everything twice while a round
+/// trip takes 100.
 #[test]
 fn windows_stay_open_when_packets_are_sent_again() {
     alone("windows_stay_open_when_packets_are_sent_again", |addresses| {
         let mut ends = Ends::new(addresses);
-        for weather in ["loss 1%", "delay 1ms", "delay 200ms"] {
+        for weather in ["loss 1%", "delay 1ms", "delay 50ms"] {
             run("netem", &[weather]);
             let count = if weather == "loss 1%" { 300 } else { 20 };
             ends.place(count).unwrap_or_else(|lost| panic!("{weather}: {lost}"));
