@@ -24,23 +24,25 @@
 //! One that breaks ends the lane that it is beside, a little later: what the peer has sent there
 //! before may still be on its way. The layer above then connects again, by the ports that are left.
 //!
+//! Here are the lanes and what comes over them. `told` has what the ends tell each other, `offers`
+//! own offers in pieces, `writes` those to the peer's.
+//!
 //! Path: worker > slicer > filter > message > codec > endpoint > **transport**.
 
+mod offers;
+mod told;
+mod writes;
+
 use std::collections::VecDeque;
-use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use zerocopy::little_endian::{U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
-
+use self::told::{MAGIC, Told, opened};
 use super::address::Way;
 use super::member::{Place, Stripe};
 use super::{Mixed, Stage};
-use crate::error::{Error, Result};
-use crate::memory::{Buffer, SLOT_ALIGN};
-use crate::transport::{
-    Event, FRAME_PREFIX, Frame, Gather, PeerId, WRITE_AT_END, WRITE_BYTES_MAX, check_write,
-};
+use crate::error::Error;
+use crate::memory::Buffer;
+use crate::transport::{Event, Gather, PeerId};
 use crate::wire::{Beside, Hello, Offer};
 
 /// Shortest offer that is cut, in bytes: pieces are long beside what is said of them.
@@ -48,44 +50,6 @@ pub(super) const STRIPED_BYTES_MIN: usize = 256 << 10;
 
 /// Time from the end of a lane beside another one to the end of that one, if its van goes on.
 pub(super) const ENDS_WITHIN: Duration = Duration::from_millis(100);
-
-/// "CRVS": begins a frame of this file, as no message does.
-const MAGIC: u32 = u32::from_le_bytes(*b"CRVS");
-
-/// What the two ends of a lane tell each other of its stripes, in a frame of its own. After
-/// [`Told::CUT`] the pieces follow.
-#[derive(Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-struct Told {
-    magic: U32,
-    what: U32,
-    /// The number of the lane, of the stripe that is up, or of the pieces; the key of the piece
-    /// that is open, or of the offer that is withdrawn.
-    number: U64,
-}
-
-impl Told {
-    const ASK: u32 = 1;
-    const NUMBER: u32 = 2;
-    const UP: u32 = 3;
-    const CUT: u32 = 4;
-    const OPEN: u32 = 5;
-    const GONE: u32 = 6;
-}
-
-/// One piece of an offer. The first is on the lane itself, stripe 0.
-#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-struct ToldPiece {
-    stripe: U64,
-    offer: Offer,
-}
-
-/// Pieces of a peer's offers that are not written, at most.
-const TARGETS_MAX: usize = 1 << 16;
-
-/// The most pieces of an offer.
-const PIECES_MAX: usize = Beside::STRIPES + 1;
 
 /// The stripes of one lane.
 #[derive(Debug, Default)]
@@ -189,106 +153,6 @@ impl Stripes {
             Some((stripe, lane))
         })
     }
-
-    /// The piece of an own offer with this key among those of one lane.
-    fn piece(&mut self, stripe: Stripe, key: u64) -> Option<&mut Piece> {
-        let stripe = match stripe {
-            Stripe::Whole | Stripe::First => 0,
-            Stripe::Beside(stripe) => stripe,
-        };
-        self.own.iter_mut().find(|piece| piece.key == key && piece.stripe == stripe)
-    }
-
-    /// Enters the pieces of an offer of the peer.
-    ///
-    /// # Errors
-    /// What is wrong with them.
-    fn told_pieces(&mut self, count: u64, bytes: &[u8]) -> std::result::Result<(), String> {
-        let wrong = || format!("it cut an offer into {count} pieces that are none");
-        let pieces = <[ToldPiece]>::ref_from_bytes(bytes).map_err(|_| wrong())?;
-        let follows = |pair: &[ToldPiece]| pair[0].stripe.get() < pair[1].stripe.get();
-        // A write begins in the first piece.
-        let is_long = |(place, piece): (usize, &ToldPiece)| {
-            let least = if place == 0 { WRITE_AT_END } else { 0 };
-            (least..=WRITE_BYTES_MAX as u64).contains(&piece.offer.len.get())
-        };
-        let is_up = |piece: &ToldPiece| match piece.stripe.get() {
-            0 => true,
-            stripe => self.beside.get(stripe as usize - 1).is_some_and(Option::is_some),
-        };
-        let is_right = pieces.len() as u64 == count
-            && pieces.len() > 1
-            && pieces[0].stripe.get() == 0
-            && pieces.windows(2).all(follows)
-            && pieces.iter().all(is_up)
-            && pieces.iter().enumerate().all(is_long);
-        if !is_right {
-            return Err(wrong());
-        }
-        let of = pieces[0].offer.key.get();
-        self.theirs.retain(|target| target.of != of);
-        if self.theirs.len() >= TARGETS_MAX {
-            return Err(format!("it has cut over {TARGETS_MAX} offers that nobody used"));
-        }
-        for &ToldPiece { stripe, offer } in pieces {
-            let stripe = stripe.get() as usize;
-            let opened = self.opened.iter().position(|it| *it == (stripe, offer.key.get()));
-            let is_open = stripe == 0 || opened.and_then(|at| self.opened.remove(at)).is_some();
-            self.theirs.push(Target { of, stripe, offer, is_open, write: Write::Unknown });
-        }
-        Ok(())
-    }
-
-    /// Notes that a piece of an offer of the peer is open.
-    fn open(&mut self, stripe: usize, key: u64) {
-        let mut theirs = self.theirs.iter_mut();
-        let is_it = |target: &&mut Target| {
-            !target.is_open && target.stripe == stripe && target.offer.key.get() == key
-        };
-        if let Some(target) = theirs.find(is_it) {
-            target.is_open = true;
-            return;
-        }
-        if self.opened.len() >= TARGETS_MAX {
-            self.opened.pop_front(); // its offer was given up
-        }
-        self.opened.push_back((stripe, key));
-    }
-
-    /// Forgets an offer of the peer all of which is written.
-    fn forget_written(&mut self, of: u64) {
-        let mut pieces = self.theirs.iter().filter(|target| target.of == of);
-        if pieces.all(|target| matches!(target.write, Write::Posted)) {
-            self.theirs.retain(|target| target.of != of);
-        }
-    }
-
-    /// Takes a write to the offer of this key that is whole.
-    ///
-    /// # Errors
-    /// What is wrong with it.
-    fn whole(&mut self, key: u64) -> std::result::Result<Option<Landed>, String> {
-        let mut pieces = self.own.iter().filter(|piece| piece.of == key);
-        if pieces.any(|piece| piece.landed.is_none()) {
-            return Ok(None);
-        }
-        let mut whole: Option<Landed> = None;
-        let mut is_full = true;
-        for piece in self.own.extract_if(.., |piece| piece.of == key) {
-            let Some(Landed { memory, at, len }) = piece.landed else { continue };
-            let gap = || format!("it wrote {len} bytes at {at} of a piece, behind a gap");
-            match &mut whole {
-                None => whole = Some(Landed { memory, at, len }),
-                Some(_) if at != 0 || len > 0 && !is_full => return Err(gap()),
-                Some(all) => {
-                    all.memory.join(memory).map_err(|_| gap())?;
-                    all.len += len;
-                }
-            }
-            is_full = is_full && at + len == piece.len;
-        }
-        Ok(whole)
-    }
 }
 
 impl Mixed {
@@ -324,31 +188,6 @@ impl Mixed {
     fn stripes_of(&mut self, peer: PeerId) -> Option<&mut Stripes> {
         let lane = self.lanes.get_mut(peer.0 as usize)?.as_mut()?;
         lane.stripes.as_deref_mut().filter(|_| matches!(lane.stage, Stage::Up))
-    }
-
-    /// Tells a peer something of the stripes of its lane.
-    fn tell(&mut self, peer: PeerId, what: u32, number: u64, pieces: &[ToldPiece]) -> Result<()> {
-        self.tell_over(0, peer, what, number, pieces)
-    }
-
-    /// The same over the lane of one stripe.
-    fn tell_over(
-        &mut self,
-        stripe: usize,
-        peer: PeerId,
-        what: u32,
-        number: u64,
-        pieces: &[ToldPiece],
-    ) -> Result<()> {
-        let told = Told { magic: MAGIC.into(), what: what.into(), number: number.into() };
-        let bytes = size_of::<Told>() + size_of_val(pieces);
-        let mut frame = self.about.memory.allocate(FRAME_PREFIX + bytes)?;
-        let (head, tail) = frame[FRAME_PREFIX..].split_at_mut(size_of::<Told>());
-        head.copy_from_slice(told.as_bytes());
-        tail.copy_from_slice(pieces.as_bytes());
-        self.has_posted = true;
-        let (member, inner) = self.lane_of(peer, stripe).ok_or(Error::NotConnected { peer })?;
-        self.members[member].van.post_send(inner, Frame::Owned(frame)).map(drop)
     }
 
     /// Sets about connecting the lanes beside the one to `peer`, once.
@@ -554,115 +393,6 @@ impl Mixed {
         Ok(())
     }
 
-    /// Takes in what the peer tells of the stripes of its lane.
-    ///
-    /// # Errors
-    /// What is wrong with it.
-    #[inline(never)]
-    fn hear(&mut self, peer: PeerId, frame: &[u8]) -> std::result::Result<(), String> {
-        let (told, pieces) =
-            Told::ref_from_prefix(frame).map_err(|_| "it told of stripes in too few bytes")?;
-        let Some(stripes) = self.stripes_of(peer) else { return Ok(()) };
-        let number = told.number.get();
-        match told.what.get() {
-            Told::ASK if stripes.ways.is_none() => self.begin_stripes(peer),
-            Told::NUMBER
-                if stripes.ways.is_some() && (1..=u64::from(Beside::LANES)).contains(&number) =>
-            {
-                self.connect_stripes(peer, number as u32);
-            }
-            Told::UP if (1..=Beside::STRIPES as u64).contains(&number) => {
-                stripes.is_up_there[number as usize - 1] = true;
-            }
-            Told::CUT => stripes.told_pieces(number, pieces)?,
-            Told::GONE => stripes.theirs.retain(|target| target.of != number),
-            what => return Err(format!("it told of stripes what it must not: {what}, {number}")),
-        }
-        Ok(())
-    }
-
-    /// Lets `peer` write `into`, a piece over each lane that is there.
-    pub(super) fn offer_pieces(&mut self, peer: PeerId, into: Buffer) -> Result<Offer> {
-        let lane = self.lanes.get(peer.0 as usize).and_then(Option::as_ref);
-        let Some((lane, stripes)) = lane.and_then(|it| Some((it, it.stripes.as_deref()?))) else {
-            return self.offer_whole(peer, into);
-        };
-        let mut lanes = [(0, lane.member, lane.peer); PIECES_MAX];
-        let mut count = 1;
-        for (stripe, beside) in stripes.usable() {
-            lanes[count] = (stripe, beside.member, beside.peer);
-            count += 1;
-        }
-        if count == 1 {
-            self.begin_stripes(peer);
-            return self.offer_whole(peer, into);
-        }
-        let len = into.len();
-        let size = len.div_ceil(count).next_multiple_of(SLOT_ALIGN);
-        let mut told = [ToldPiece { stripe: 0.into(), offer: Offer::default() }; PIECES_MAX];
-        let mut rest = into;
-        for (place, &(stripe, member, inner)) in lanes[..count].iter().enumerate() {
-            let piece = rest.split_to(if place + 1 < count { size } else { rest.len() });
-            match self.members[member].van.offer(inner, piece) {
-                Ok(offer) => told[place] = ToldPiece { stripe: (stripe as u64).into(), offer },
-                Err(error) => {
-                    let _ = self.take_back(peer, &told[..place]);
-                    return Err(error.of(peer));
-                }
-            }
-        }
-        let told = &told[..count];
-        let opened = told[1..].iter().try_for_each(|piece| {
-            let stripe = piece.stripe.get() as usize;
-            self.tell_over(stripe, peer, Told::OPEN, piece.offer.key.get(), &[])
-        });
-        if opened.and_then(|()| self.tell(peer, Told::CUT, count as u64, told)).is_err() {
-            // There is no room for a frame now.
-            let whole = self.take_back(peer, told)?;
-            return self.offer_whole(peer, whole);
-        }
-        let offer = Offer { len: (len as u64).into(), ..told[0].offer };
-        if let Some(stripes) = self.stripes_of(peer) {
-            stripes.own.extend(told.iter().map(|piece| Piece {
-                of: offer.key.get(),
-                stripe: piece.stripe.get() as usize,
-                key: piece.offer.key.get(),
-                len: piece.offer.len.get() as usize,
-                landed: None,
-            }));
-        }
-        Ok(offer)
-    }
-
-    /// Withdraws pieces that the peer has not heard of.
-    fn take_back(&mut self, peer: PeerId, pieces: &[ToldPiece]) -> Result<Buffer> {
-        let mut whole: Option<Buffer> = None;
-        for piece in pieces {
-            let memory =
-                self.withdraw_piece(peer, piece.stripe.get() as usize, piece.offer.key.get())?;
-            whole = join(whole, memory);
-        }
-        let pieces = pieces.len() as u64;
-        whole.ok_or(Error::OutsideOffer { key: 0, at: 0, len: 0, offered: pieces })
-    }
-
-    /// Withdraws an offer of one van.
-    pub(super) fn withdraw_piece(
-        &mut self,
-        peer: PeerId,
-        stripe: usize,
-        key: u64,
-    ) -> Result<Buffer> {
-        let missing = Error::OutsideOffer { key, at: 0, len: 0, offered: 0 };
-        match self.lane_of(peer, stripe) {
-            Some((member, inner)) => {
-                let withdrawn = self.members[member].van.withdraw(inner, key);
-                withdrawn.map_err(|error| error.of(peer))
-            }
-            None => Err(missing),
-        }
-    }
-
     /// The member that carries a stripe of the lane to `peer`, and the peer's number there.
     fn lane_of(&self, peer: PeerId, stripe: usize) -> Option<(usize, PeerId)> {
         let lane = self.lanes.get(peer.0 as usize)?.as_ref()?;
@@ -675,166 +405,10 @@ impl Mixed {
         }
     }
 
-    /// Ends an offer that was cut and not used; `None` if there is no such one.
-    pub(super) fn withdraw_pieces(&mut self, peer: PeerId, key: u64) -> Option<Result<Buffer>> {
-        let stripes = self.lanes.get_mut(peer.0 as usize)?.as_mut()?.stripes.as_mut()?;
-        let first = stripes.own.iter().find(|piece| piece.of == key)?;
-        if first.landed.is_some() {
-            return Some(Err(Error::OutsideOffer {
-                key,
-                at: 0,
-                len: 0,
-                offered: first.len as u64,
-            }));
-        }
-        let mut whole = match self.withdraw_piece(peer, 0, key) {
-            Ok(memory) => Some(memory),
-            Err(error) => return Some(Err(error)),
-        };
-        let mut is_begun = None;
-        while let Some(piece) = self.take_piece(peer, key) {
-            let memory = match piece.landed {
-                _ if piece.stripe == 0 => continue,
-                Some(Landed { memory, .. }) => Ok(memory),
-                None => self.withdraw_piece(peer, piece.stripe, piece.key),
-            };
-            match memory {
-                Ok(memory) => whole = join(whole, memory),
-                Err(error) => is_begun = Some(error),
-            }
-        }
-        if let Some(error) = is_begun {
-            // The write has begun, and cannot end any more.
-            self.break_off(peer, "an offer was withdrawn while it was written".to_owned());
-            return Some(Err(error));
-        }
-        let _ = self.tell(peer, Told::GONE, key, &[]); // a peer that does not hear it keeps a note
-        whole.map(Ok)
-    }
-
-    fn take_piece(&mut self, peer: PeerId, key: u64) -> Option<Piece> {
-        let stripes = self.lanes.get_mut(peer.0 as usize)?.as_mut()?.stripes.as_mut()?;
-        let at = stripes.own.iter().position(|piece| piece.of == key)?;
-        Some(stripes.own.remove(at))
-    }
-
-    /// Writes to every piece of an offer that the peer has cut; `None` if there is no such one.
-    pub(super) fn write_pieces(
-        &mut self,
-        peer: PeerId,
-        data: &Gather,
-        into: &Offer,
-        at: u64,
-    ) -> Option<Result<()>> {
-        let key = into.key.get();
-        let theirs = &self.stripes_of(peer)?.theirs;
-        let first = theirs.iter().position(|target| target.of == key)?;
-        let count = theirs[first..].iter().take_while(|target| target.of == key).count();
-        Some(self.post_pieces(peer, first..first + count, data, at))
-    }
-
-    /// Posts the pieces of one write, the first of them last. One that finds no room leaves those
-    /// that are posted to the next try.
-    fn post_pieces(
-        &mut self,
-        peer: PeerId,
-        pieces: Range<usize>,
-        data: &Gather,
-        at: u64,
-    ) -> Result<()> {
-        let len_of = |target: &Target| target.offer.len.get();
-        let all = self.targets(peer, &pieces)?;
-        let mut end: u64 = all.iter().map(len_of).sum();
-        let (of, len) = (all[0].of, data.len() as u64);
-        check_write(of, at, len, end)?;
-        if matches!(all[0].write, Write::Posted) {
-            return Err(Error::OutsideOffer { key: of, at, len, offered: 0 }); // a second write
-        }
-        for place in (0..pieces.len()).rev() {
-            let target = &mut self.targets(peer, &pieces)?[place];
-            let (stripe, offer) = (target.stripe, target.offer);
-            let begin = end - offer.len.get();
-            let in_data = |place: u64| place.saturating_sub(at).min(data.len() as u64) as usize;
-            let part = data.slice(in_data(begin)..in_data(end));
-            end = begin;
-            match target.write {
-                Write::Unknown if target.is_open => {
-                    let at = if stripe == 0 { at } else { 0 };
-                    self.post_piece(peer, stripe, part, &offer, at)?;
-                    self.targets(peer, &pieces)?[place].write = Write::Posted;
-                }
-                Write::Unknown => target.write = Write::Waits(part),
-                Write::Waits(_) | Write::Posted => {} // by an earlier try
-            }
-        }
-        if let Some(stripes) = self.stripes_of(peer) {
-            stripes.forget_written(of);
-        }
-        Ok(())
-    }
-
-    fn post_piece(
-        &mut self,
-        peer: PeerId,
-        stripe: usize,
-        part: Gather,
-        into: &Offer,
-        at: u64,
-    ) -> Result<()> {
-        let (member, inner) = self.lane_of(peer, stripe).ok_or(Error::NotConnected { peer })?;
-        self.has_posted = true;
-        let posted = self.members[member].van.post_write(inner, part, into, at);
-        posted.map_err(|error| error.of(peer))
-    }
-
-    /// Posts what waited for pieces that are open now. Where there is no room, the next turn tries
-    /// again.
-    pub(super) fn post_waiting(&mut self, peer: PeerId) {
-        let waits = |target: &Target| target.is_open && matches!(target.write, Write::Waits(_));
-        while let Some(stripes) = self.stripes_of(peer)
-            && let Some(place) = stripes.theirs.iter().position(waits)
-        {
-            let target = &stripes.theirs[place];
-            let Write::Waits(part) = &target.write else { return };
-            let (of, stripe, offer, part) = (target.of, target.stripe, target.offer, part.clone());
-            match self.post_piece(peer, stripe, part, &offer, 0) {
-                Ok(()) => {}
-                Err(Error::QueueFull { .. }) => return self.waiting.push(peer),
-                Err(_) => return, // its loss is reported as an event
-            }
-            if let Some(stripes) = self.stripes_of(peer) {
-                stripes.theirs[place].write = Write::Posted;
-                stripes.forget_written(of);
-            }
-        }
-    }
-
-    fn targets(&mut self, peer: PeerId, pieces: &Range<usize>) -> Result<&mut [Target]> {
-        match self.stripes_of(peer) {
-            Some(stripes) => Ok(&mut stripes.theirs[pieces.clone()]),
-            None => Err(Error::NotConnected { peer }),
-        }
-    }
-
     /// Forgets the lanes beside one.
     pub(super) fn forget_stripes(&mut self, stripes: &Stripes) {
         for lane in stripes.beside.iter().flatten() {
             self.members[lane.member].forget(lane.peer);
         }
     }
-}
-
-/// The key of the piece that a frame says is open.
-fn opened(frame: &[u8]) -> Option<u64> {
-    let told = Told::ref_from_bytes(frame).ok()?;
-    let is_it = (told.magic.get(), told.what.get()) == (MAGIC, Told::OPEN);
-    is_it.then(|| told.number.get())
-}
-
-/// Two pieces that followed each other, as one.
-fn join(whole: Option<Buffer>, piece: Buffer) -> Option<Buffer> {
-    let Some(mut whole) = whole else { return Some(piece) };
-    let joined = whole.join(piece);
-    debug_assert!(joined.is_ok(), "pieces of an offer follow each other");
-    Some(whole)
 }
