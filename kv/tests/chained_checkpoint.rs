@@ -211,7 +211,7 @@ fn copied(
 #[test]
 fn it_is_of_one_moment_and_comes_back_bit_equal_whatever_dies() {
     let mut failures = 0;
-    for_each_seed(30, |seed| {
+    for_each_seed(10, |seed| {
         let (mut checkpoints, number, failed) = written(seed);
         failures += failed;
         let rows = export(&checkpoints, number);
