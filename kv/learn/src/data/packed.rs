@@ -208,8 +208,8 @@ impl PackedRows {
     }
 
     /// The entries of the columns `keys`, column by column; drops the others. `keys`: sorted,
-    /// unique. Linear in the entries. The columns come to be in [`PARTS`], and the rows give back
-    /// the memory of each part before the next.
+    /// unique. Linear in the entries. The columns come to be in parts, and the rows give back the
+    /// memory of each before the next.
     ///
     /// # Errors
     /// [`crate::Error::TooMany`] from 2^32 rows or columns on.
