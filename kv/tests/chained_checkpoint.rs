@@ -211,18 +211,17 @@ fn copied(
 #[test]
 fn it_is_of_one_moment_and_comes_back_bit_equal_whatever_dies() {
     let mut failures = 0;
-    for_each_seed(10, |seed| {
+    for_each_seed(30, |seed| {
         let (mut checkpoints, number, failed) = written(seed);
         failures += failed;
         let rows = export(&checkpoints, number);
         let hidden = stored(&mut checkpoints, number, 1);
         assert!(hidden.iter().all(|row| row.1.len() > 2 * size_of::<f64>()), "hidden values");
-        for replicas in [0, 1, 2] {
-            let mut copy = copied(&mut checkpoints, number, seed, replicas);
-            let last = *copy.list().unwrap().last().unwrap();
-            assert_eq!(export(&copy, last), rows, "seed {seed}, {replicas} replicas");
-            assert_eq!(stored(&mut copy, last, 1), hidden, "seed {seed}, {replicas} replicas");
-        }
+        let replicas = seed as u32 % 3;
+        let mut copy = copied(&mut checkpoints, number, seed, replicas);
+        let last = *copy.list().unwrap().last().unwrap();
+        assert_eq!(export(&copy, last), rows, "seed {seed}, {replicas} replicas");
+        assert_eq!(stored(&mut copy, last, 1), hidden, "seed {seed}, {replicas} replicas");
     });
     println!("{failures} attempts were cut off by a death");
     assert!(failures > 0);
