@@ -15,7 +15,7 @@ use crate::Result;
 const DELTA_BITS: u32 = 7;
 const FOLLOWED: u8 = 1 << DELTA_BITS;
 
-/// In how many parts rows become columns.
+/// Parts in which rows become columns: with more, fewer rows are held beside columns made of them.
 const PARTS: usize = 2;
 
 /// Labelled sparse rows in few bytes.
@@ -170,8 +170,8 @@ impl PackedRows {
     }
 
     /// Calls `keep(row, key, value)` for each entry, in the order of [`for_each`](Self::for_each),
-    /// and drops those that it does not keep. What is left moves up in place, as a delta takes no
-    /// more bytes than those that it is the sum of; the memory behind it is given back.
+    /// drops those that it does not keep, and gives their memory back. Entries move up in place: a
+    /// delta takes no more bytes than those that it is the sum of.
     fn retain_where(&mut self, mut keep: impl FnMut(usize, u64, f64) -> bool) {
         let (mut from, mut to) = (0, 0);
         let (mut entry, mut kept) = (0, 0);
@@ -208,8 +208,8 @@ impl PackedRows {
     }
 
     /// The entries of the columns `keys`, column by column; drops the others. `keys`: sorted,
-    /// unique. Linear in the entries. The columns come to be in parts, and the rows give back the
-    /// memory of each before the next.
+    /// unique. Linear in the entries. Rows become columns in parts and give back the memory of each
+    /// before the next.
     ///
     /// # Errors
     /// [`crate::Error::TooMany`] from 2^32 rows or columns on.
