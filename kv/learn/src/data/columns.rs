@@ -56,6 +56,36 @@ impl Columns {
         values.map_or(1.0, |values| values.iter().fold(0.0, |most: f64, x| most.max(x.abs())))
     }
 
+    /// The largest |x_ij| of a column.
+    ///
+    /// # Panics
+    /// If there is no such column.
+    pub(crate) fn largest_of(&self, column: usize) -> f64 {
+        let (rows, values) = self.column(column);
+        match values {
+            None => {
+                if rows.is_empty() {
+                    0.0
+                } else {
+                    1.0
+                }
+            }
+            Some(values) => values.iter().fold(0.0, |most: f64, x| most.max(x.abs())),
+        }
+    }
+
+    /// Multiplies the values of a column.
+    ///
+    /// # Panics
+    /// If there is no such column.
+    pub(crate) fn multiply(&mut self, column: usize, factor: f64) {
+        if factor != 1.0 {
+            let range = self.before(column)..self.before(column + 1);
+            let values = self.values.get_or_insert_with(|| vec![1.0; self.rows.len()]);
+            values[range].iter_mut().for_each(|x| *x *= factor);
+        }
+    }
+
     /// Its size in bytes.
     pub fn bytes(&self) -> usize {
         let values = self.values.as_deref().map_or(0, size_of_val);

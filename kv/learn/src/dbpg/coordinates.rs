@@ -7,6 +7,7 @@ use std::ops::Range;
 
 use super::blocks::KeyBlock;
 use super::proximal::Proximal;
+use super::scaling::Scaling;
 use crate::copies::image::{self, Reader, Writer};
 use crate::data::places;
 
@@ -118,6 +119,7 @@ impl BlockSum {
 #[derive(Debug, Clone)]
 pub struct Coordinates {
     rule: Proximal,
+    scaling: Scaling,
     keys: Vec<u64>,
     weights: Vec<f64>,
     deltas: Vec<f64>,
@@ -134,6 +136,7 @@ impl Coordinates {
     pub fn new(rule: Proximal) -> Self {
         Self {
             rule,
+            scaling: Scaling::default(),
             keys: Vec::new(),
             weights: Vec::new(),
             deltas: Vec::new(),
@@ -149,6 +152,12 @@ impl Coordinates {
         self
     }
 
+    /// The same coordinates, of columns divided in this way.
+    pub(super) fn scaled(mut self, scaling: Scaling) -> Self {
+        self.scaling = scaling;
+        self
+    }
+
     /// Adds the coordinates of new `keys` (sorted, unique): weight 0, active. The others keep their
     /// state.
     ///
@@ -156,7 +165,8 @@ impl Coordinates {
     /// If `keys` is not sorted and unique.
     pub fn insert_keys(&mut self, keys: &[u64]) {
         assert!(keys.is_sorted_by(|a, b| a < b), "keys must be sorted and unique");
-        let old = std::mem::replace(self, Self::new(self.rule).narrow(self.narrow));
+        let mut old = std::mem::replace(self, Self::new(self.rule).narrow(self.narrow));
+        self.scaling = std::mem::take(&mut old.scaling);
         self.steepest = old.steepest;
         let most = old.keys.len() + keys.len();
         self.keys.reserve_exact(most);
@@ -191,7 +201,7 @@ impl Coordinates {
     }
 
     pub(super) fn write(&self, image: &mut Writer<'_>) {
-        let Coordinates { rule, keys, weights, deltas, active, steepest, narrow: _ } = self;
+        let Coordinates { rule, keys, weights, deltas, active, steepest, .. } = self;
         image.real(rule.lambda);
         image.real(*steepest);
         image.list(keys);
@@ -282,14 +292,16 @@ impl Coordinates {
             } else if self.weights[k] == 0.0 && self.filter(k, gradient, threshold) {
                 continue;
             } else {
-                self.rule.step(self.keys[k], self.weights[k], gradient, curvature, self.deltas[k])
+                let penalties = self.rule.penalties(self.keys[k], &self.scaling);
+                self.rule.step(penalties, self.weights[k], gradient, curvature, self.deltas[k])
             };
             let weight = self.weights[k] + step;
             // Workers see the rounded step and derive δ from it.
             let rounded = if self.narrow { f64::from(weight as f32) } else { weight };
             let step = if self.narrow { rounded - self.weights[k] } else { step };
             if step != 0.0 {
-                gain += self.rule.gain(self.keys[k], self.weights[k], gradient, curvature, step);
+                let penalties = self.rule.penalties(self.keys[k], &self.scaling);
+                gain += penalties.gain(self.weights[k], gradient, curvature, step);
             }
             self.deltas[k] = self.rule.trust.after(step);
             self.weights[k] = rounded;
@@ -314,13 +326,15 @@ impl Coordinates {
         Ok(())
     }
 
-    /// Records the gradient of a coordinate at 0, and filters it if it is safely inside ±λ.
+    /// Records the gradient of a coordinate at 0, in the units of the data, and filters it if it is
+    /// safely inside ±λ.
     fn filter(&mut self, k: usize, gradient: f64, threshold: f64) -> bool {
         if self.rule.free == Some(self.keys[k]) {
             return false; // its weight 0 is not special
         }
-        self.steepest = self.steepest.max(gradient.abs());
-        let inside = self.rule.lambda - gradient.abs();
+        let gradient = gradient.abs() * self.scaling.factor(self.keys[k]);
+        self.steepest = self.steepest.max(gradient);
+        let inside = self.rule.lambda - gradient;
         let filtered = inside > threshold.max(BORDER * self.rule.lambda);
         self.active[k] = !filtered;
         filtered
@@ -350,7 +364,8 @@ impl Coordinates {
 
     /// λ‖w‖₁ + ½ λ₂‖w‖² of these coordinates.
     pub fn penalty(&self) -> f64 {
-        self.held().map(|(key, weight)| self.rule.penalty(key, weight)).sum()
+        let of = |(key, weight)| self.rule.penalties(key, &self.scaling).of(weight);
+        self.held().map(of).sum()
     }
 
     /// Number of coordinates that the filter leaves in.

@@ -11,7 +11,8 @@ use std::ops::Range;
 
 use super::rows::{Row, Rows};
 use crate::data::Columns;
-use crate::numeric::Pool;
+use crate::numeric::logistic::log_loss;
+use crate::numeric::{Pool, Whole};
 
 /// The upper bound of the loss's curvature that a worker pushes.
 ///
@@ -276,6 +277,20 @@ impl Worker {
     /// Worthwhile every few dozen passes.
     pub fn rederive_margins(&mut self, columns: &Columns) {
         self.rows.derive(columns, &self.weights);
+    }
+
+    /// Replaces the scores x_i·w: `[rows]`.
+    pub(super) fn set_scores(&mut self, scores: Vec<f64>) {
+        self.rows.set(scores);
+    }
+
+    /// [`Worker::loss`] as a sum that is the same however rows are divided.
+    pub(super) fn exact_loss(&self) -> Whole {
+        let mut sum = Whole::default();
+        for (label, margin) in self.labels().iter().zip(self.margins()) {
+            sum.add(label.abs() * log_loss(margin));
+        }
+        sum
     }
 
     /// This worker's share of the loss, Σ_i c_i log(1 + exp(-m_i)); the server adds the penalty.

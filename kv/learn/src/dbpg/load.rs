@@ -16,6 +16,7 @@ use caravan_kv::{Table, TableSpec, WorkerNode};
 use serde::{Deserialize, Serialize};
 
 use super::newton::Disk;
+use super::scaling::{self, Largest, Scaling, Sizes};
 use super::screen::{self, Bounds};
 use crate::data::groups::{self, Group};
 use crate::data::{self, Ascending, BLOCK_ROWS, Columns, KeptRows, Share, gallop};
@@ -37,7 +38,6 @@ pub(super) struct Data {
     /// Without entries, if these are on disk.
     pub(super) columns: Columns,
     pub(super) disk: Option<Disk>,
-    /// Number of rows.
     rows: usize,
     /// What data on disk takes of memory.
     pub(super) budget: Option<Budget>,
@@ -67,6 +67,11 @@ impl Data {
     /// Key of each column: sorted.
     pub(super) fn keys(&self) -> &Ascending {
         self.columns.keys()
+    }
+
+    /// Number of rows.
+    pub(super) fn rows(&self) -> usize {
+        self.rows
     }
 
     /// The largest |x_ij|.
@@ -316,6 +321,63 @@ impl Loading {
         Ok(())
     }
 
+    /// Makes columns of all keys, unless screening has made some.
+    fn ensure_columns(&mut self) -> Result<(), String> {
+        if self.columns.is_some() {
+            return Ok(());
+        }
+        let counts = self.rows.counts().map_err(|error| with_sources(&error))?;
+        let keys = counts.sorted(|count| count > 0).into_iter().map(|(key, _)| key);
+        self.build(keys.collect())
+    }
+
+    /// The largest value of each column.
+    fn largest(&mut self) -> Result<impl Iterator<Item = Largest>, String> {
+        self.ensure_columns()?;
+        let (columns, disk) = (self.columns.iter(), self.disk.as_ref());
+        Ok(columns.flat_map(move |columns| {
+            columns.keys().iter().enumerate().map(move |(at, key)| {
+                let value = disk.map_or_else(|| columns.largest_of(at), |disk| disk.largest_of(at));
+                Largest { key, value }
+            })
+        }))
+    }
+
+    /// Step 1 of [`scaling`].
+    pub(super) fn sizes(&mut self) -> Result<Sizes, String> {
+        self.largest().map(Sizes::of)
+    }
+
+    /// Step 2 of [`scaling`].
+    pub(super) fn unusual(&mut self, bits: i32) -> Result<Vec<u64>, String> {
+        self.largest().map(|all| scaling::unusual(all, bits))
+    }
+
+    /// Step 3 of [`scaling`]: the largest values of these columns, 0 of those that it lacks.
+    pub(super) fn largest_of(&mut self, keys: &[u64]) -> Result<Vec<f64>, String> {
+        let mut found = vec![0.0; keys.len()];
+        for Largest { key, value } in self.largest()? {
+            if let Ok(at) = keys.binary_search(&key) {
+                found[at] = value;
+            }
+        }
+        Ok(found)
+    }
+
+    /// Divides the columns of unusual size.
+    fn divide(&mut self, scaling: &Scaling) {
+        let Loading { columns, disk, .. } = self;
+        let Some(columns) = columns else { return };
+        for (key, exponent) in scaling.iter() {
+            let Some(column) = columns.keys().find(key) else { continue };
+            let factor = 2_f64.powi(-exponent);
+            match disk {
+                Some(disk) => disk.multiply(column, factor),
+                None => columns.multiply(column, factor),
+            }
+        }
+    }
+
     /// The feature groups of the remaining columns.
     pub(super) fn groups(&self, bits: u32) -> Result<Vec<Group>, String> {
         match (&self.columns, &self.rows) {
@@ -328,13 +390,14 @@ impl Loading {
     }
 
     /// The data to train on: the columns that screening has left, else all, and a column of ones
-    /// with the key `intercept`. Also the labels times row weights.
-    pub(super) fn into_data(mut self, intercept: Option<u64>) -> Result<(Data, Vec<f64>), String> {
-        if self.columns.is_none() {
-            let counts = self.rows.counts().map_err(|error| with_sources(&error))?;
-            let keys = counts.sorted(|count| count > 0).into_iter().map(|(key, _)| key);
-            self.build(keys.collect())?;
-        }
+    /// with the key `intercept`, all divided. Also the labels times row weights.
+    pub(super) fn into_data(
+        mut self,
+        intercept: Option<u64>,
+        scaling: &Scaling,
+    ) -> Result<(Data, Vec<f64>), String> {
+        self.ensure_columns()?;
+        self.divide(scaling);
         let Loading { labels, columns, mut disk, budget, pool, dropped, .. } = self;
         let mut columns = columns.unwrap_or_default();
         let rows = labels.len();
@@ -392,7 +455,10 @@ mod tests {
         let file = [folder.path().join("c.train")];
         for workers in 1..=4 {
             let loading = || Loading::read(0, workers, &file, 1, None, None, 1.0);
-            let all = loading().and_then(|all| all.into_data(None)).expect("it is well formed").0;
+            let all = loading()
+                .and_then(|all| all.into_data(None, &Scaling::default()))
+                .expect("it is well formed")
+                .0;
             let mut screened = loading().expect("it is well formed");
             let bounds = Bounds::new(&screened.rows, &screened.labels).expect("they are in memory");
             screened.build(bounds.above(10.0 / workers as f64).0).expect("they are few");

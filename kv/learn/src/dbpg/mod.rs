@@ -44,6 +44,7 @@ mod orders;
 mod pace;
 pub mod proximal;
 mod rows;
+mod scaling;
 pub mod schedule;
 mod screen;
 mod shard;

@@ -5,6 +5,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::filters::Lossy;
+use super::scaling::Scaling;
+use crate::numeric::json;
 
 /// Options of the table.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -23,6 +25,9 @@ pub(crate) struct Options {
     pub(crate) rounds: bool,
     /// First and last key of each block.
     pub(crate) blocks: Vec<(u64, u64)>,
+    /// How columns are divided.
+    #[serde(default, skip_serializing_if = "Scaling::is_empty")]
+    pub(crate) scaling: Scaling,
 }
 
 /// A command of the driver to every server thread.
@@ -53,6 +58,7 @@ pub(crate) enum Command {
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Report {
     /// λ‖w‖₁ + ½ λ₂‖w‖².
+    #[serde(deserialize_with = "json::number")]
     pub(crate) penalty: f64,
     pub(crate) nonzeros: usize,
     pub(crate) active: usize,

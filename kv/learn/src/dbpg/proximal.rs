@@ -7,6 +7,7 @@
 
 use super::blocks::KeyBlock;
 use super::gradient::TrustRegion;
+use super::scaling::Scaling;
 
 /// Keeps the step finite if no row has curvature.
 const CURVATURE_FLOOR: f64 = 1e-10;
@@ -44,14 +45,12 @@ impl Proximal {
     }
 
     /// λ and λ₂ of one coordinate.
-    pub(super) fn penalties(&self, key: u64) -> (f64, f64) {
-        if self.free == Some(key) { (0.0, 0.0) } else { (self.lambda, self.l2) }
-    }
-
-    /// A coordinate's contribution to F besides the loss.
-    pub(super) fn penalty(&self, key: u64, weight: f64) -> f64 {
-        let (lambda, l2) = self.penalties(key);
-        lambda * weight.abs() + 0.5 * l2 * weight * weight
+    pub(super) fn penalties(&self, key: u64, scaling: &Scaling) -> Penalties {
+        let (lambda, l2) = match self.free {
+            Some(free) if free == key => (0.0, 0.0),
+            _ => scaling.penalties(key, self.lambda, self.l2),
+        };
+        Penalties { lambda, l2 }
     }
 
     /// Prepends to the blocks of data one for the coordinate without a penalty, on which all others
@@ -60,31 +59,40 @@ impl Proximal {
         let free = self.free.map(|key| KeyBlock { first: key, last: key });
         free.into_iter().chain(of_data).collect()
     }
+}
+
+/// λ and λ₂ of one coordinate.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Penalties {
+    pub(super) lambda: f64,
+    pub(super) l2: f64,
+}
+
+impl Penalties {
+    /// A coordinate's contribution to F besides the loss.
+    pub(super) fn of(self, weight: f64) -> f64 {
+        self.lambda * weight.abs() + 0.5 * self.l2 * weight * weight
+    }
 
     /// The decrease of F by a step of one coordinate if the loss has this curvature; a lower bound
     /// if the curvature is an upper bound.
-    pub(super) fn gain(
-        &self,
-        key: u64,
-        weight: f64,
-        gradient: f64,
-        curvature: f64,
-        step: f64,
-    ) -> f64 {
+    pub(super) fn gain(self, weight: f64, gradient: f64, curvature: f64, step: f64) -> f64 {
         let loss = step * (gradient + 0.5 * curvature * step);
-        self.penalty(key, weight) - self.penalty(key, weight + step) - loss
+        self.of(weight) - self.of(weight + step) - loss
     }
+}
 
+impl Proximal {
     /// The step d of one coordinate.
     pub(super) fn step(
         &self,
-        key: u64,
+        penalties: Penalties,
         weight: f64,
         gradient: f64,
         curvature: f64,
         delta: f64,
     ) -> f64 {
-        let (lambda, l2) = self.penalties(key);
+        let Penalties { lambda, l2 } = penalties;
         let u = (curvature + l2) / self.learning_rate + CURVATURE_FLOOR;
         let gradient = gradient + l2 * weight;
         let rising = gradient + lambda;
@@ -111,6 +119,7 @@ mod tests {
             [(1.0, 0.0, None), (0.5, 0.0, None), (1.0, 0.7, None), (1.0, 0.7, Some(3))]
         {
             let rule = Proximal { learning_rate, l2, free, ..Proximal::new(1.0) };
+            let penalties = rule.penalties(3, &Scaling::default());
             for (w, g, u, delta) in [
                 (0.0, 3.0, 2.0, 5.0),
                 (0.0, -3.0, 2.0, 0.5),
@@ -120,11 +129,10 @@ mod tests {
                 (0.4, 4.0, 2.0, 0.3),
                 (2.0, 0.0, 0.0, 1.0),
             ] {
-                let model =
-                    |d: f64| g * d + u / learning_rate / 2.0 * d * d + rule.penalty(3, w + d);
-                let step = rule.step(3, w, g, u, delta);
+                let model = |d: f64| g * d + u / learning_rate / 2.0 * d * d + penalties.of(w + d);
+                let step = rule.step(penalties, w, g, u, delta);
                 assert!(step.abs() <= delta);
-                let gain = rule.gain(3, w, g, u, step);
+                let gain = penalties.gain(w, g, u, step);
                 assert!(gain >= model(0.0) - model(step) - 1e-9, "a damped step gains more");
                 for i in -1000..=1000 {
                     let other = f64::from(i) / 1000.0 * delta;

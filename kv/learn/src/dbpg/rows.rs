@@ -144,6 +144,14 @@ impl Rows {
         }
     }
 
+    /// Replaces the scores: `[rows]`.
+    pub(super) fn set(&mut self, scores: Vec<f64>) {
+        self.scores = scores;
+        for ((row, label), score) in self.rows.iter_mut().zip(&self.labels).zip(&self.scores) {
+            row.pull = pull(*label, *score);
+        }
+    }
+
     /// Computes the scores from all weights, which removes the rounding errors of all steps.
     pub(super) fn derive(&mut self, columns: &Columns, weights: &[f64]) {
         self.scores.fill(0.0);

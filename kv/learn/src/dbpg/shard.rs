@@ -216,7 +216,8 @@ impl Shard {
             options.blocks.iter().map(|&(first, last)| KeyBlock { first, last }).collect();
         Ok(Shard {
             state: Coordinates::new(Proximal { lambda, l2, free, learning_rate, trust })
-                .narrow(options.narrow),
+                .narrow(options.narrow)
+                .scaled(options.scaling.clone()),
             rounds: options.rounds,
             workers,
             ranges: Vec::new(),

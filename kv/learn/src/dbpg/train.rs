@@ -18,6 +18,7 @@ use super::newton::{self, Newton, Outer};
 use super::orders::{Command, Options, Report};
 use super::pace::Pace;
 use super::proximal::Proximal;
+use super::scaling::{Largest, Scaling};
 use super::schedule::{self, FILTER_OFF, Stop, StopRule};
 use super::screen;
 use super::shard::{self, HANDLE};
@@ -32,6 +33,9 @@ const LAMBDA_HUGE: f64 = 1e18;
 /// ε of the search for the largest useful λ, if an intercept must be fitted first.
 const LAMBDA_MAX_EPSILON: f64 = 1e-9;
 
+/// How far F may be below its lower bound, as a share of it, by rounding.
+const LEAST_ROUNDING: f64 = 1e-9;
+
 /// Most passes of that search.
 const LAMBDA_MAX_PASSES: u64 = 50;
 
@@ -39,7 +43,9 @@ const LAMBDA_MAX_PASSES: u64 = 50;
 pub fn handles(handles: Handles) -> Handles {
     let handles = sketch::handle(handles)
         .with(screen::HANDLE, |_, _, memory| Ok(Box::new(screen::Sums::new(memory))))
-        .with(newton::SCORES, |_, _, memory| Ok(Box::new(newton::Scores::new(memory))))
+        .with(newton::SCORES, |spec, _, memory| {
+            Ok(Box::new(newton::Scores::new(&spec.options, memory)?))
+        })
         .with(newton::BLOCKS, |spec, _, memory| {
             Ok(Box::new(newton::Blocks::new(&spec.options, memory)?))
         });
@@ -78,6 +84,9 @@ pub struct Driver<'a> {
     job: &'a Job,
     /// The rule with the current λ.
     rule: Proximal,
+    /// How columns are divided, and that with the largest value.
+    scaling: Scaling,
+    largest: Option<Largest>,
     servers: Worker,
     table: Table,
     newton: Option<Newton>,
@@ -160,6 +169,8 @@ impl<'a> Driver<'a> {
         let mut last: Option<Progress> = None;
         let mut stopped = false;
         let mut first_order = self.begins_with_passes();
+        // Passes go on where second-order steps gain nothing, and those are not taken again then.
+        let mut can_step = self.newton.is_some();
         if !first_order {
             self.begin_newton()?;
         }
@@ -169,8 +180,15 @@ impl<'a> Driver<'a> {
                 self.tell(&mut listener, &report, first_order)?;
                 last = Some(report);
                 stopped = self.job.is_to_stop() && report.stop != Stop::Done;
-                if stopped || stalled || report.stop == Stop::Done {
+                if stopped || report.stop == Stop::Done {
                     break;
+                }
+                if stalled {
+                    if self.job.memory.is_some() {
+                        break; // rows on disk have no passes
+                    }
+                    self.end_newton()?;
+                    (first_order, can_step, reset, self.lossless) = (true, false, true, true);
                 }
                 continue;
             }
@@ -185,7 +203,7 @@ impl<'a> Driver<'a> {
                 self.lossless = true;
             }
             let found = report.stop == Stop::Done || report.relative <= LOSSLESS_FROM;
-            if self.newton.is_some() && found {
+            if can_step && found {
                 report.stop = Stop::Continue;
                 first_order = false;
                 self.begin_newton()?;
@@ -202,7 +220,11 @@ impl<'a> Driver<'a> {
             self.end_newton()?;
         }
         let seconds = self.seconds();
-        let model = self.model()?;
+        let weights = self.weights()?;
+        if let Some(last) = &mut last {
+            self.settle(last, &weights)?;
+        }
+        let model = self.model_of(weights)?;
         self.began = self.servers.now();
         self.rss.insert(std::process::id(), crate::memory::peak_rss_mib());
         Ok(Trained {
@@ -211,7 +233,7 @@ impl<'a> Driver<'a> {
             objective: last.map_or(f64::NAN, |last| last.objective),
             bound: last.and_then(|last| last.bound),
             passes: last.map_or(0, |last| last.pass + 1),
-            converged: last.is_some_and(|last| last.stop == Stop::Done),
+            converged: last.is_some_and(|last| last.stop == Stop::Done && self.is_proven(&last)),
             stopped,
             seconds,
             load_seconds: self.load_seconds,
@@ -222,6 +244,56 @@ impl<'a> Driver<'a> {
             traffic: self.traffic()?.rows(&self.job.filters),
             columns: self.columns,
             left_out: self.left_out,
+        })
+    }
+
+    /// Computes F, and its bound, of the weights that the model has.
+    ///
+    /// # Errors
+    /// If F is no number that it can be.
+    fn settle(&mut self, last: &mut Progress, weights: &[(u64, f64)]) -> caravan_kv::Result<()> {
+        let penalties =
+            weights.iter().map(|&(key, weight)| self.rule.penalties(key, &self.scaling).of(weight));
+        last.objective = derive(self.cluster)? + penalties.sum::<f64>();
+        if last.bound.is_some() {
+            last.bound = self.newton.as_ref().and_then(|newton| newton.bound(last.objective));
+        }
+        self.check(last.pass, last.objective)?;
+        let least = self.newton.as_ref().map_or(0.0, Newton::least);
+        if least > last.objective * (1.0 + LEAST_ROUNDING) {
+            return Err(caravan_kv::Error::Config(format!(
+                "the objective {} is below its lower bound {least}, so one of them is wrong{}",
+                last.objective,
+                self.remedy()
+            )));
+        }
+        Ok(())
+    }
+
+    /// Whether F is as near to its minimum as asked for, as far as that is known.
+    fn is_proven(&self, last: &Progress) -> bool {
+        let asked = self.job.epsilon.max(newton::ASKED_MIN);
+        last.bound.is_none_or(|bound| bound <= asked * last.objective)
+    }
+
+    /// Refuses what is no objective.
+    fn check(&self, pass: u64, objective: f64) -> caravan_kv::Result<()> {
+        if objective.is_finite() && objective >= 0.0 {
+            return Ok(());
+        }
+        Err(caravan_kv::Error::Config(format!(
+            "training diverged in pass {}: the objective is {objective}{}",
+            pass + 1,
+            self.remedy()
+        )))
+    }
+
+    /// What a user can do about numbers that are too large.
+    fn remedy(&self) -> String {
+        self.largest.map_or(String::new(), |Largest { key, value }| {
+            format!(
+                "; feature {key} has values up to {value:e}: divide them so that they are about 1"
+            )
         })
     }
 
@@ -238,7 +310,10 @@ impl<'a> Driver<'a> {
             let newton = self.newton.as_ref().filter(|_| !first_order);
             let model = match newton {
                 Some(newton) => self.model_of(newton.weights().clone())?,
-                None => self.model()?,
+                None => {
+                    let weights = self.weights()?;
+                    self.model_of(weights)?
+                }
             };
             (listener.save)(report, model);
         }
@@ -286,16 +361,20 @@ impl<'a> Driver<'a> {
         Ok(self.task > 1)
     }
 
-    /// The weights of all servers.
-    fn model(&mut self) -> caravan_kv::Result<Model> {
+    /// The weights of all servers, sorted by key, as columns are divided.
+    fn weights(&mut self) -> caravan_kv::Result<Vec<(u64, f64)>> {
         let weights: Vec<Vec<(u64, f64)>> = self.tell_servers(&Command::Weights)?;
-        self.model_of(weights.into_iter().flatten())
+        let mut weights = weights.concat();
+        weights.sort_unstable_by_key(|(key, _)| *key);
+        Ok(weights)
     }
 
     fn model_of(&self, weights: impl IntoIterator<Item = (u64, f64)>) -> caravan_kv::Result<Model> {
         let (free, weights): (Vec<_>, Vec<_>) =
             weights.into_iter().partition(|&(key, _)| Some(key) == self.rule.free);
         let intercept = free.first().map_or(0.0, |&(_, weight)| weight);
+        let told = |(key, weight): (u64, f64)| (key, weight / self.scaling.factor(key));
+        let weights = weights.into_iter().map(told).collect::<Vec<_>>();
         let model = Model::new(weights).and_then(|model| model.with_intercept(intercept));
         model.map_err(|error| caravan_kv::Error::Config(error.to_string()))
     }
@@ -366,6 +445,7 @@ impl<'a> Driver<'a> {
         let loss: f64 = passed.iter().map(|passed| passed.loss).sum();
         let penalty: f64 = reports.iter().map(|report| report.penalty).sum();
         let objective = loss + penalty;
+        self.check(pass, objective)?;
         let (relative, stop) = rule.after_pass(objective);
         let steepest = reports.iter().map(|report| report.steepest).fold(0.0, f64::max);
         let report = Progress {
@@ -384,7 +464,7 @@ impl<'a> Driver<'a> {
             delay,
             times: times(&passed, server_busy(&reports), 0.0, self.servers.now() - began),
             tail_dropped: self.columns[1],
-            bound: None,
+            bound: self.newton.as_ref().and_then(|newton| newton.bound_of(objective)),
             columns_computed: passed.iter().map(|passed| passed.columns_computed).sum(),
             rounds: self.rounds(&passed),
             stop,
@@ -423,9 +503,8 @@ impl<'a> Driver<'a> {
 
     /// Hands the weights over to the second-order method.
     fn begin_newton(&mut self) -> caravan_kv::Result<()> {
-        let weights: Vec<Vec<(u64, f64)>> = self.tell_servers(&Command::Weights)?;
+        self.before_newton = self.weights()?;
         let rule = self.rule;
-        self.before_newton = weights.into_iter().flatten().collect();
         let weights = self.before_newton.iter().copied();
         let newton = self.newton.as_mut();
         newton.expect("the job has a second-order method").begin(rule, weights);
@@ -463,6 +542,7 @@ impl<'a> Driver<'a> {
         let began = self.servers.now();
         let newton = self.newton.as_mut().expect("the job has a second-order method");
         let step: Outer = newton.step(self.cluster, &mut self.servers, self.job.epsilon)?;
+        self.check(pass, step.objective)?;
         let passed: Vec<Passed> = ask_workers(self.cluster, &worker::Order::Passed)?;
         let took = self.servers.now() - began;
         let counted = passed.iter().map(|passed| &passed.counted);
@@ -486,7 +566,7 @@ impl<'a> Driver<'a> {
             delay: 0,
             times: times(&passed, step.server_seconds, step.step_seconds, took),
             tail_dropped: self.columns[1],
-            bound: Some(step.bound),
+            bound: step.bound,
             columns_computed: passed.iter().map(|passed| passed.columns_computed).sum(),
             rounds: self.rounds(&passed),
             stop: if step.done { Stop::Done } else { Stop::Continue },
@@ -536,6 +616,12 @@ pub(super) fn ask_workers<T: DeserializeOwned>(
     let task = cluster.submit(Target::Workers, APP, &serde_json::to_value(order)?)?;
     let answers = cluster.wait(task)?;
     Ok(answers.into_iter().map(serde_json::from_value).collect::<Result<_, _>>()?)
+}
+
+/// Has all workers compute their scores from the weights; returns the loss.
+pub(super) fn derive(cluster: &mut Cluster) -> caravan_kv::Result<f64> {
+    let losses: Vec<Whole> = ask_workers(cluster, &worker::Order::Derive)?;
+    Ok(losses.into_iter().sum::<Whole>().number())
 }
 
 /// Sends an order of the second-order method to all workers; returns their sums.

@@ -53,6 +53,12 @@ pub(crate) enum Order {
     /// Count the groups named by this many leading bits of a key. Answered with a list of
     /// [`Group`](crate::data::groups::Group).
     Groups { bits: u32 },
+    /// Tell the sizes of your columns: step 1 of [`scaling`]. Answered with [`Sizes`].
+    Sizes,
+    /// Name your columns of unusual size: step 2. Answered with their keys.
+    Unusual { bits: i32 },
+    /// Tell the largest values of these columns: step 3. Answered with numbers.
+    LargestOf { keys: Vec<u64> },
     /// Create the tables and announce your keys, with a column of ones at `intercept`. Answered
     /// with the largest |x_ij|, and whether all are 1.
     Begin {
@@ -64,6 +70,8 @@ pub(crate) enum Order {
     },
     /// Start with those of these weights whose keys you have. Sorted by key.
     Start { weights: Vec<(u64, f64)> },
+    /// Compute the scores from the weights. Answered with the loss, as a [`Whole`].
+    Derive,
     /// Run the tasks numbered from `first`, in the order of `blocks`. Answered with [`Passed`].
     Pass {
         first: u64,
@@ -91,6 +99,7 @@ pub struct Dbpg {
 struct Begin {
     /// Of the table of weights.
     spec: TableSpec,
+    options: Options,
     newton: Option<Box<newton::Tables>>,
     curvature: Curvature,
     straggle: Option<Straggle>,
@@ -178,20 +187,38 @@ impl Training {
         let weights = self.state.weights();
         let moved = held.filter(|&(j, (weight, _))| weight != weights[j]);
         let to: Vec<(usize, f64)> = moved.map(|(j, (weight, _))| (j, weight)).collect();
-        let wanted: Vec<Option<u32>> = to.iter().map(|&(j, _)| Some(j as u32)).collect();
-        let mut ways = vec![0.0; self.state.labels().len()];
-        if !to.is_empty() {
-            data.for_each_part(&wanted, |rows, columns, at| {
-                let ways = &mut ways[rows];
-                for (&(j, weight), at) in to.iter().zip(at) {
-                    let step = weight - weights[j];
-                    at.iter().for_each(|&at| columns.for_each(at, |row, x| ways[row] += step * x));
-                }
-            })?;
-        }
+        let steps: Vec<_> = to.iter().map(|&(j, weight)| (j, weight - weights[j])).collect();
+        let ways = scores(data, &steps)?;
         self.state.shift(ways.into_iter(), 1.0, to.into_iter());
         Ok(())
     }
+
+    /// Computes the scores from the weights, whatever steps have led to them; returns the loss.
+    fn derive(&mut self, data: &Data) -> Result<Whole, String> {
+        if data.disk.is_none() {
+            self.state.rederive_margins(&data.columns);
+            return Ok(self.state.exact_loss());
+        }
+        let weights = self.state.weights().iter().copied().enumerate();
+        let held: Vec<(usize, f64)> = weights.filter(|&(_, weight)| weight != 0.0).collect();
+        self.state.set_scores(scores(data, &held)?);
+        Ok(self.state.exact_loss())
+    }
+}
+
+/// Σ_j x_ij s_j of each row, of steps or weights s of some columns.
+fn scores(data: &Data, of: &[(usize, f64)]) -> Result<Vec<f64>, String> {
+    let mut scores = vec![0.0; data.rows()];
+    let wanted: Vec<Option<u32>> = of.iter().map(|&(j, _)| Some(j as u32)).collect();
+    if !of.is_empty() {
+        data.for_each_part(&wanted, |rows, columns, at| {
+            let scores = &mut scores[rows];
+            for (&(_, step), at) in of.iter().zip(at) {
+                at.iter().for_each(|&at| columns.for_each(at, |row, x| scores[row] += step * x));
+            }
+        })?;
+    }
+    Ok(scores)
 }
 
 impl App for Dbpg {
@@ -217,16 +244,28 @@ impl App for Dbpg {
             Order::Add => serde_json::to_value(self.loading()?.add(node)?),
             Order::Screen { lambda } => serde_json::to_value(self.loading()?.screen(node, lambda)?),
             Order::Groups { bits } => serde_json::to_value(self.loading()?.groups(bits)?),
+            Order::Sizes => serde_json::to_value(self.loading()?.sizes()?),
+            Order::Unusual { bits } => serde_json::to_value(self.loading()?.unusual(bits)?),
+            Order::LargestOf { keys } => serde_json::to_value(self.loading()?.largest_of(&keys)?),
             Order::Begin { table, newton, curvature, intercept, straggle } => {
                 let loading = self.loading.take();
                 let loading = loading.ok_or("there is nothing to train on: load first")?;
-                let (data, labels) = loading.into_data(intercept)?;
-                let begin = Begin { spec: table, newton, curvature, straggle };
+                let options = serde_json::from_value(table.options.clone());
+                let options: Options = options.map_err(|error| error.to_string())?;
+                let (data, labels) = loading.into_data(intercept, &options.scaling)?;
+                let begin = Begin { spec: table, options, newton, curvature, straggle };
                 serde_json::to_value(self.begin(node, data, labels, begin)?)
             }
             Order::Start { weights } => {
                 let (data, training) = self.training()?;
                 serde_json::to_value(training.start(data, &weights)?)
+            }
+            Order::Derive => {
+                let (data, training) = self.training()?;
+                let lossy = Lossy::NONE;
+                let mut pass = Pass { node, data, training, delay: 0, exact: false, lossy };
+                pass.apply_through(u64::MAX).map_err(|error| error.to_string())?;
+                serde_json::to_value(training.derive(data)?)
             }
             Order::Newton(order) => {
                 let (data, training) = self.training()?;
@@ -308,9 +347,7 @@ impl Dbpg {
         labels: Vec<f64>,
         begin: Begin,
     ) -> Result<(f64, bool), String> {
-        let Begin { spec, newton, curvature, straggle } = begin;
-        let options: Options =
-            serde_json::from_value(spec.options.clone()).map_err(|error| error.to_string())?;
+        let Begin { spec, options, newton, curvature, straggle } = begin;
         let keys: Vec<u64> = data.keys().iter().collect();
         let announce = |node: &mut WorkerNode| {
             let table = node.worker.create_table(&spec)?;

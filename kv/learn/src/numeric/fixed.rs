@@ -62,21 +62,38 @@ pub(crate) fn integer(number: f64) -> i64 {
 /// Bits of a [`Whole`] behind the point.
 const FRACTION_BITS: i32 = 52;
 
-/// A sum of numbers of any size, in multiples of 2^-52.
+/// A sum of numbers of up to 2^51, in multiples of 2^-52, that notices when it holds no longer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Whole {
     /// What is before the point.
     integer: i64,
     /// What is behind it, of all terms: at least 0.
     fraction: u64,
+    /// Whether a term or the sum was beyond what integers hold, or no number.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    beyond: bool,
 }
 
+/// Largest term of a [`Whole`], and its largest part before the point. Terms are not below 0, so a
+/// sum that has been beyond stays there.
+pub(crate) const TERM_MAX: f64 = 2_251_799_813_685_248.0; // 2^51
+const WHOLE_MAX: i64 = 1 << 61;
+
 impl Whole {
-    /// Adds a term of at most 2^51.
+    /// The sum of a term that is larger than any number.
+    pub(crate) fn beyond() -> Self {
+        Whole { beyond: true, ..Whole::default() }
+    }
+
+    /// Adds a term. Beyond 2^51, or if it is no number, it makes the sum infinite.
     #[inline(always)]
     pub(crate) fn add(&mut self, term: f64) {
+        if !(term.abs() <= TERM_MAX) {
+            self.beyond = true;
+            return;
+        }
         let floor = term.floor();
-        self.integer = self.integer.wrapping_add(floor as i64);
+        self.integer = self.integer.saturating_add(floor as i64);
         self.fraction += ((term - floor) * 2_f64.powi(FRACTION_BITS)) as u64;
         if self.fraction >> 63 != 0 {
             self.carry();
@@ -84,23 +101,28 @@ impl Whole {
     }
 
     fn carry(&mut self) {
-        self.integer = self.integer.wrapping_add((self.fraction >> FRACTION_BITS) as i64);
+        self.integer = self.integer.saturating_add((self.fraction >> FRACTION_BITS) as i64);
         self.fraction &= (1 << FRACTION_BITS) - 1;
+        self.beyond |= self.integer.unsigned_abs() > WHOLE_MAX as u64;
     }
 
     /// The sum of two sums.
     pub(crate) fn plus(mut self, mut other: Whole) -> Whole {
         self.carry();
         other.carry();
-        self.integer = self.integer.wrapping_add(other.integer);
+        self.integer = self.integer.saturating_add(other.integer);
         self.fraction += other.fraction;
+        self.beyond |= other.beyond;
         self.carry();
         self
     }
 
-    /// The nearest number.
+    /// The nearest number; infinite if it is beyond what integers hold.
     pub(crate) fn number(mut self) -> f64 {
         self.carry();
+        if self.beyond {
+            return f64::INFINITY;
+        }
         self.integer as f64 + self.fraction as f64 * 2_f64.powi(-FRACTION_BITS)
     }
 }
@@ -113,6 +135,8 @@ impl std::iter::Sum for Whole {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
     use super::*;
 
     fn terms() -> Vec<f64> {
@@ -155,5 +179,25 @@ mod tests {
         let mut below = Whole::default();
         below.add(-0.25);
         assert_eq!(below.number(), -0.25);
+    }
+
+    #[test]
+    fn whole_sums_notice_what_they_cannot_hold() {
+        for term in [f64::NAN, f64::INFINITY, -1e16, 1e300] {
+            let mut sum = Whole::default();
+            sum.add(1.0);
+            sum.add(term);
+            sum.add(2.0);
+            assert_eq!(sum.number(), f64::INFINITY, "{term}");
+            let told: Whole = serde_json::from_str(&serde_json::to_string(&sum).unwrap()).unwrap();
+            assert_eq!(told.plus(Whole::default()).number(), f64::INFINITY);
+        }
+        let mut sum = Whole::default();
+        (0..1 << 14).for_each(|_| sum.add(TERM_MAX));
+        assert_eq!(sum.number(), f64::INFINITY, "its terms are in range, but not their sum");
+        let mut sum = Whole::default();
+        (0..1 << 9).for_each(|_| sum.add(TERM_MAX));
+        assert_eq!(sum.number(), TERM_MAX * 512.0);
+        assert_eq!(serde_json::to_string(&Whole::default()).unwrap().find("beyond"), None);
     }
 }

@@ -3,8 +3,9 @@
 
 pub(crate) mod cost;
 mod fixed;
+pub(crate) mod json;
 pub(crate) mod logistic;
 mod pool;
 
-pub(crate) use fixed::{Scale, Whole, integer};
+pub(crate) use fixed::{Scale, TERM_MAX, Whole, integer};
 pub(crate) use pool::Pool;

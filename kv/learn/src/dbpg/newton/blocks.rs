@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{BLOCK_COLUMNS_MAX, Kind, Options, change, least_subgradient, soft};
 use crate::copies::{image, sums::Summed};
+use crate::dbpg::scaling::Scaling;
 use crate::numeric::Scale;
 
 /// Name of this shard's update rule.
@@ -26,6 +27,11 @@ pub(crate) const HANDLE: &str = "dbpg-blocks";
 /// change at which they end.
 const PASSES_MAX: usize = 5;
 const PASSES_END: f64 = 0.01;
+
+/// The clock of blocks that met a number that is not finite: every pull of theirs is answered, with
+/// that, and nobody waits for those who have met it.
+const BROKEN: u64 = u64::MAX;
+const NOT_FINITE: &str = "a gradient is not a finite number";
 
 /// A command of the driver.
 #[derive(Debug, Serialize, Deserialize)]
@@ -137,6 +143,7 @@ impl Sum {
 /// A server thread's blocks.
 pub(crate) struct Blocks {
     workers: usize,
+    scaling: Scaling,
     lambda: f64,
     l2: f64,
     free: Option<u64>,
@@ -156,8 +163,10 @@ pub(crate) struct Blocks {
 
 impl Blocks {
     pub(crate) fn new(options: &serde_json::Value, memory: &Pool) -> Result<Self, String> {
+        let Options { workers, scaling } = Options::of(options)?;
         Ok(Blocks {
-            workers: Options::of(options)?,
+            workers,
+            scaling,
             lambda: 0.0,
             l2: 0.0,
             free: None,
@@ -196,7 +205,7 @@ impl Blocks {
         let number = |bits: i64| f64::from_bits(bits as u64);
         let penalties = |&[key, ..]: &[i64; 3]| match self.free {
             Some(free) if free == key as u64 => [0.0; 2],
-            _ => [self.lambda, self.l2],
+            _ => self.scaling.penalties(key as u64, self.lambda, self.l2).into(),
         };
         let block = Block {
             penalties: columns.iter().map(penalties).collect(),
@@ -252,7 +261,8 @@ impl Blocks {
                     return Ok(());
                 }
                 let Some((distance, gain)) = block.step(scale) else {
-                    return Err("a gradient is not a finite number".to_owned());
+                    self.clock = BROKEN;
+                    return Err(NOT_FINITE.to_owned());
                 };
                 self.stepped.push(Stepped { block: slot, distance, gain });
                 self.clock = self.clock.max(clock);
@@ -453,6 +463,9 @@ impl caravan_kv::Shard for Blocks {
     }
 
     fn pull(&mut self, request: &Request<'_>) -> Result<Pulled<'_>, String> {
+        if self.clock == BROKEN {
+            return Err(NOT_FINITE.to_owned());
+        }
         self.lengths.clear();
         self.answer.clear();
         for &key in request.keys {

@@ -17,34 +17,25 @@
 pub(super) struct Shares {
     pub(super) positive: f64,
     pub(super) negative: f64,
-    /// How far any |Σ_i …| may be off.
-    pub(super) off: f64,
 }
 
 /// Makes probabilities feasible.
 ///
 /// `sums`: with an intercept, Σ c_i σ(-m_i) over rows of either label, positive ones first.
-/// `steepest`: largest |g| with a penalty. `largest`: largest |x_ij|.
-pub(super) fn shares(
-    sums: Option<[f64; 2]>,
-    steepest: f64,
-    largest: f64,
-    lambda: f64,
-    ridge: bool,
-) -> Shares {
-    let mut shares = Shares { positive: 1.0, negative: 1.0, off: 0.0 };
+/// `steepest`: largest |g| with a penalty, and how far it may be off when both sums are made equal:
+/// their difference times the largest |x_ij|.
+pub(super) fn shares(sums: Option<[f64; 2]>, steepest: f64, lambda: f64, ridge: bool) -> Shares {
+    let mut shares = Shares { positive: 1.0, negative: 1.0 };
     if let Some([positive, negative]) = sums {
         if positive > negative {
             shares.positive = negative / positive;
         } else if negative > positive {
             shares.negative = positive / negative;
         }
-        shares.off = (positive - negative).abs() * largest;
     }
-    let most = steepest + shares.off;
-    if !ridge && most > lambda {
-        shares.positive *= lambda / most;
-        shares.negative *= lambda / most;
+    if !ridge && steepest > lambda {
+        shares.positive *= lambda / steepest;
+        shares.negative *= lambda / steepest;
     }
     shares
 }
@@ -55,12 +46,12 @@ mod tests {
 
     #[test]
     fn shares_are_feasible() {
-        let plain = shares(None, 3.0, 1.0, 2.0, false);
+        let plain = shares(None, 3.0, 2.0, false);
         assert!((plain.positive - 2.0 / 3.0).abs() < 1e-15 && plain.positive == plain.negative);
-        assert_eq!(shares(None, 3.0, 1.0, 2.0, true).positive, 1.0);
-        let free = shares(Some([5.0, 4.0]), 1.5, 0.5, 2.0, false);
-        assert_eq!((free.positive * 5.0, free.negative, free.off), (4.0, 1.0, 0.5));
-        let both = shares(Some([4.0, 5.0]), 3.5, 0.5, 2.0, false);
+        assert_eq!(shares(None, 3.0, 2.0, true).positive, 1.0);
+        let free = shares(Some([5.0, 4.0]), 2.0, 2.0, false);
+        assert_eq!((free.positive * 5.0, free.negative), (4.0, 1.0));
+        let both = shares(Some([4.0, 5.0]), 4.0, 2.0, false);
         assert_eq!((both.positive * 4.0, both.negative * 5.0), (2.0, 2.0));
     }
 }

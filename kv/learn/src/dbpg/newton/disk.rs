@@ -20,15 +20,17 @@ pub(crate) struct Disk {
     numbers: ByKey<u32>,
     /// Entries of each wanted column: `[columns]`.
     entries: Vec<u32>,
-    /// The largest |x_ij| of them; 1 if all values are.
-    largest: f64,
+    /// The largest |x_ij| of each: `[columns]`.
+    largest: Vec<f64>,
+    /// What values are multiplied with, of columns of unusual size: `[columns]`, or empty.
+    factors: Vec<f64>,
     /// The key of the column of ones, which comes last.
     ones: Option<u64>,
 }
 
-/// Bytes of a wanted column: its key and entries, its weight and what a worker keeps beside it, and
+/// Bytes of a wanted column: its key, entries, largest value and factor, its weight and what a worker keeps beside it, and
 /// its sums and key in messages and lists of them.
-const COLUMN_BYTES: usize = 8 + 4 + 17 + 16 + 2 * 28;
+const COLUMN_BYTES: usize = 8 + 4 + 8 + 8 + 17 + 16 + 2 * 28;
 
 impl Disk {
     /// Counts the entries of the columns `keys`: sorted, unique.
@@ -40,9 +42,10 @@ impl Disk {
         for (number, &key) in (1..).zip(keys) {
             *numbers.entry(key) = number;
         }
-        let largest = if rows.has_values() { 0.0 } else { 1.0 };
         let entries = vec![0; keys.len()];
-        let mut disk = Disk { rows, numbers, entries, largest, ones: None };
+        let largest = vec![0.0; keys.len()];
+        let factors = Vec::new();
+        let mut disk = Disk { rows, numbers, entries, largest, factors, ones: None };
         budget.hold("columns", keys.len() * COLUMN_BYTES + disk.numbers.bytes())?;
         budget.borrow("a block of rows", disk.block_bytes())?;
         for block in 0..disk.rows.blocks() {
@@ -51,7 +54,7 @@ impl Disk {
             rows.for_each(|_, key, x| {
                 if let Some(column) = (numbers.get(key) as usize).checked_sub(1) {
                     entries[column] += 1;
-                    *largest = x.abs().max(*largest);
+                    largest[column] = x.abs().max(largest[column]);
                 }
             });
         }
@@ -62,7 +65,10 @@ impl Disk {
     pub(crate) fn push_ones(&mut self, key: u64, rows: usize) {
         self.ones = Some(key);
         self.entries.push(rows as u32);
-        self.largest = self.largest.max(1.0);
+        self.largest.push(1.0);
+        if !self.factors.is_empty() {
+            self.factors.push(1.0);
+        }
     }
 
     /// Number of entries of all columns.
@@ -77,7 +83,27 @@ impl Disk {
 
     /// The largest |x_ij|; 1 if all values are.
     pub(crate) fn largest(&self) -> f64 {
-        self.largest
+        match self.rows.has_values() {
+            true => self.largest.iter().fold(0.0, |most: f64, x| most.max(*x)),
+            false => 1.0,
+        }
+    }
+
+    /// The largest |x_ij| of a column.
+    pub(crate) fn largest_of(&self, column: usize) -> f64 {
+        self.largest[column]
+    }
+
+    /// Multiplies the values of a column from now on.
+    pub(crate) fn multiply(&mut self, column: usize, factor: f64) {
+        self.factors.resize(self.entries.len(), 1.0);
+        self.factors[column] = factor;
+        self.largest[column] *= factor;
+    }
+
+    /// What a column's values are multiplied with.
+    fn factor(&self, column: usize) -> f64 {
+        self.factors.get(column).copied().unwrap_or(1.0)
     }
 
     /// Number of blocks, each of [`BLOCK_ROWS`] rows but the last.
@@ -100,6 +126,12 @@ impl Disk {
             let (first, last) = rows.key_range().unwrap_or((1, 0));
             let inside = keys.iter().copied().filter(|key| (first..=last).contains(key));
             let mut columns = rows.into_columns(inside.collect())?;
+            if !self.factors.is_empty() {
+                for (at, key) in columns.keys().iter().collect::<Vec<u64>>().into_iter().enumerate()
+                {
+                    columns.multiply(at, self.factor(self.numbers.get(key) as usize - 1));
+                }
+            }
             if let Some(ones) = self.ones.filter(|ones| keys.last() == Some(ones)) {
                 columns.push_ones(ones, count);
             }
@@ -153,7 +185,7 @@ impl Disk {
             });
             rows.for_each(|row, key, x| {
                 if let Some(column) = (self.numbers.get(key) as usize).checked_sub(1) {
-                    add(&mut sums[column], scaled[row], x);
+                    add(&mut sums[column], scaled[row], x * self.factor(column));
                 }
             });
             if self.ones.is_some()

@@ -184,13 +184,13 @@ pub(super) fn run(
     let pick = |of: &dyn Fn(usize) -> f64| columns.iter().map(|&k| of(k)).collect::<Vec<f64>>();
     let mut face = Face {
         place: pick(&|k| place[k]),
-        lambda: pick(&|k| plan.penalties(k).0),
-        l2: pick(&|k| plan.penalties(k).1),
+        lambda: pick(&|k| plan.penalties(k).lambda),
+        l2: pick(&|k| plan.penalties(k).l2),
         bend: pick(&|k| plan.columns[k].curvature),
         slope: columns
             .iter()
             .zip(slope)
-            .map(|(&k, g)| g + plan.penalties(k).1 * place[k])
+            .map(|(&k, g)| g + plan.penalties(k).l2 * place[k])
             .collect(),
         columns,
     };

@@ -44,10 +44,12 @@ use caravan_kv::{Store, Table, TableSpec, ValueType};
 use caravan_van::KeyRange;
 use serde::{Deserialize, Serialize};
 
+use super::scaling::Scaling;
+
 pub(super) use blocks::{Blocks, HANDLE as BLOCKS};
 pub(super) use disk::Disk;
 pub(super) use scores::{HANDLE as SCORES, Scores};
-pub(super) use step::{Data, Newton, Outer, keys_of};
+pub(super) use step::{ASKED_MIN, Data, Newton, Outer, keys_of};
 pub(super) use task::{Order, Run, Task};
 
 /// Columns of a block by default.
@@ -106,11 +108,19 @@ pub(crate) struct Tables {
 
 impl Tables {
     /// For weights with these keys on as many server threads.
-    pub(super) fn new(keys: KeyRange, threads: usize, workers: usize, filters: Filters) -> Self {
+    pub(super) fn new(
+        keys: KeyRange,
+        threads: usize,
+        workers: usize,
+        scaling: &Scaling,
+        filters: Filters,
+    ) -> Self {
         let table = |id, name, handle: &str, keys| {
             let mut spec = TableSpec::new(id, name, ValueType::I64, 0).handle(handle).keys(keys);
             spec.store = Store::Sparse;
-            spec.filters(filters).options(serde_json::json!({ "workers": workers }))
+            let options = Options { workers, scaling: scaling.clone() };
+            spec.filters(filters)
+                .options(serde_json::to_value(options).expect("numbers and lists are JSON"))
         };
         let rows = KeyRange::new(0, (threads as u64) << THREAD_BITS);
         Tables {
@@ -142,16 +152,21 @@ pub(super) struct Open {
 }
 
 /// The options of both tables.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Options {
     workers: usize,
+    /// How columns are divided.
+    #[serde(default, skip_serializing_if = "Scaling::is_empty")]
+    scaling: Scaling,
 }
 
 impl Options {
-    fn of(options: &serde_json::Value) -> Result<usize, String> {
+    fn of(options: &serde_json::Value) -> Result<Options, String> {
         match serde_json::from_value(options.clone()) {
-            Ok(Options { workers: 0 }) => Err("a table of Newton steps needs a worker".to_owned()),
-            Ok(Options { workers }) => Ok(workers),
+            Ok(Options { workers: 0, .. }) => {
+                Err("a table of Newton steps needs a worker".to_owned())
+            }
+            Ok(options) => Ok(options),
             Err(error) => Err(error.to_string()),
         }
     }

@@ -12,7 +12,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::copies::image::{self, Reader, Writer};
 use crate::copies::sums::{Summed, add_pairs};
+use crate::dbpg::proximal::{Penalties, Proximal};
+use crate::dbpg::scaling::Scaling;
 use crate::numeric::Scale;
+
+use super::Options;
 
 /// Name of this shard's update rule.
 pub(crate) const HANDLE: &str = "dbpg-scores";
@@ -30,11 +34,14 @@ pub(super) enum Command {
         count: usize,
         scales: [Scale; 2],
     },
-    /// Answers with Σ max(|g| - limit, 0)² over all columns but `free`, as JSON.
-    Excess { limit: f64, free: Option<u64>, scale: Scale },
+    /// Answers with Σ max(|g| + off - λ, 0)² over all columns but `free`, as JSON. Gradients of
+    /// divided columns may be off by `off`.
+    Excess { lambda: f64, off: f64, free: Option<u64>, scale: Scale },
+    /// Answers with the largest |g| + off of them, as JSON.
+    Steepest { off: f64, free: Option<u64>, scale: Scale },
 }
 
-/// A column with its numbers.
+/// A column with its numbers, as it is divided.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Column {
     pub(super) key: u64,
@@ -45,8 +52,8 @@ pub(super) struct Column {
 
 impl Column {
     /// How much is gained by letting it in: its violation, in relation to what it costs.
-    fn score(&self, lambda: f64) -> f64 {
-        let violation = (self.gradient.abs() - lambda).max(0.0);
+    fn score(&self, penalties: Penalties) -> f64 {
+        let violation = (self.gradient.abs() - penalties.lambda).max(0.0);
         violation * violation / self.curvature.sqrt()
     }
 }
@@ -58,7 +65,7 @@ pub(super) struct Selected {
     pub(super) support: Vec<Column>,
     /// The columns at 0 that violate most.
     pub(super) others: Vec<Column>,
-    /// Largest |g| with a penalty.
+    /// Largest |g| with a penalty, in the units of the data.
     pub(super) steepest: f64,
     /// Largest |g| at a weight of 0.
     pub(super) steepest_at_zero: f64,
@@ -111,10 +118,15 @@ impl Selected {
     }
 
     /// Adds another thread's; at most `count` others are kept.
-    pub(super) fn join(&mut self, other: Selected, lambda: f64, count: usize) {
+    pub(super) fn join(
+        &mut self,
+        other: Selected,
+        penalties: impl Fn(u64) -> Penalties,
+        count: usize,
+    ) {
         self.support.extend(other.support);
         self.others.extend(other.others);
-        keep_best(&mut self.others, lambda, count);
+        keep_best(&mut self.others, penalties, count);
         self.steepest = self.steepest.max(other.steepest);
         self.steepest_at_zero = self.steepest_at_zero.max(other.steepest_at_zero);
         self.columns += other.columns;
@@ -123,11 +135,10 @@ impl Selected {
 }
 
 /// Keeps the `count` columns with the best scores, of equal ones those with smaller keys.
-fn keep_best(columns: &mut Vec<Column>, lambda: f64, count: usize) {
+fn keep_best(columns: &mut Vec<Column>, penalties: impl Fn(u64) -> Penalties, count: usize) {
     if columns.len() > count {
-        let order = |a: &Column, b: &Column| {
-            b.score(lambda).total_cmp(&a.score(lambda)).then(a.key.cmp(&b.key))
-        };
+        let score = |column: &Column| column.score(penalties(column.key));
+        let order = |a: &Column, b: &Column| score(b).total_cmp(&score(a)).then(a.key.cmp(&b.key));
         columns.select_nth_unstable_by(count, order);
         columns.truncate(count);
     }
@@ -138,6 +149,7 @@ const KEY_BYTES: usize = 48;
 
 /// A server thread's sums.
 pub(crate) struct Scores {
+    scaling: Scaling,
     /// Number of the measurement.
     clock: u64,
     /// Number of pushes to it, and to the one before: those workers push that have columns here.
@@ -154,8 +166,9 @@ pub(crate) struct Scores {
 }
 
 impl Scores {
-    pub(crate) fn new(memory: &Pool) -> Self {
-        Scores {
+    pub(crate) fn new(options: &serde_json::Value, memory: &Pool) -> Result<Self, String> {
+        Ok(Scores {
+            scaling: Options::of(options)?.scaling,
             clock: 0,
             parts: [0; 2],
             keys: Vec::new(),
@@ -164,7 +177,7 @@ impl Scores {
             weights_clock: 0,
             busy: Duration::ZERO,
             memory: Account::new(memory, "gradients of columns"),
-        }
+        })
     }
 
     /// Adds the pushes of this many workers to measurement `clock`, or their sum.
@@ -264,14 +277,22 @@ impl Scores {
         })
     }
 
-    fn select(
+    /// |g| of all columns but `free`, and how far it may be off, in the units of the data.
+    fn steepness(
         &self,
-        lambda: f64,
-        l2: f64,
+        off: f64,
         free: Option<u64>,
-        count: usize,
-        scales: [Scale; 2],
-    ) -> Selected {
+        scale: Scale,
+    ) -> impl Iterator<Item = (f64, f64)> {
+        let columns = self.columns([scale; 2]).filter(move |column| Some(column.key) != free);
+        columns.map(move |column| {
+            let factor = self.scaling.factor(column.key);
+            (column.gradient.abs() * factor, off * factor)
+        })
+    }
+
+    fn select(&self, rule: Proximal, count: usize, scales: [Scale; 2]) -> Selected {
+        let penalties = |key: u64| rule.penalties(key, &self.scaling);
         let mut selected = Selected {
             columns: self.keys.len() as u64,
             // A simulated run, which has no process of its own, must not depend on real time.
@@ -282,22 +303,23 @@ impl Scores {
             ..Selected::default()
         };
         for mut column in self.columns(scales) {
-            if Some(column.key) == free {
+            if rule.free == Some(column.key) {
                 selected.support.push(column);
                 continue;
             }
-            selected.steepest = selected.steepest.max(column.gradient.abs());
+            let steepness = column.gradient.abs() * self.scaling.factor(column.key);
+            selected.steepest = selected.steepest.max(steepness);
             if column.weight != 0.0 {
-                column.gradient += l2 * column.weight;
+                column.gradient += penalties(column.key).l2 * column.weight;
                 selected.support.push(column);
             } else {
-                selected.steepest_at_zero = selected.steepest_at_zero.max(column.gradient.abs());
-                if column.gradient.abs() > lambda {
+                selected.steepest_at_zero = selected.steepest_at_zero.max(steepness);
+                if steepness > rule.lambda {
                     selected.others.push(column);
                 }
             }
         }
-        keep_best(&mut selected.others, lambda, count);
+        keep_best(&mut selected.others, penalties, count);
         selected
     }
 }
@@ -377,13 +399,18 @@ impl caravan_kv::Shard for Scores {
                 Err(format!("measurement {clock} is asked for, but {} is here", self.clock))
             }
             Command::Select { lambda, l2, free, count, scales, .. } => {
-                Ok(self.select(lambda, l2, free, count, scales).encode())
+                let rule = Proximal { l2, free, ..Proximal::new(lambda) };
+                Ok(self.select(rule, count, scales).encode())
             }
-            Command::Excess { limit, free, scale } => {
-                let columns = self.columns([scale; 2]).filter(|column| Some(column.key) != free);
-                let over = columns.map(|column| (column.gradient.abs() - limit).max(0.0));
-                let sum: f64 = over.map(|over| over * over).sum();
+            Command::Excess { lambda, off, free, scale } => {
+                let over = self.steepness(off, free, scale).map(|(g, off)| g - (lambda - off));
+                let sum: f64 = over.map(|over| over.max(0.0) * over.max(0.0)).sum();
                 serde_json::to_vec(&sum).map_err(|error| error.to_string())
+            }
+            Command::Steepest { off, free, scale } => {
+                let steepest = self.steepness(off, free, scale).map(|(g, off)| g + off);
+                let steepest = steepest.fold(0.0, f64::max);
+                serde_json::to_vec(&steepest).map_err(|error| error.to_string())
             }
         }
     }
@@ -416,15 +443,17 @@ mod tests {
 
     #[test]
     fn parts_add_up_and_the_worst_columns_are_named() {
-        let mut scores = Scores::new(&Pool::new(1 << 20));
+        let mut scores =
+            Scores::new(&serde_json::json!({ "workers": 2 }), &Pool::new(1 << 20)).unwrap();
         scores.add(1, 1, &[2, 5, 7], &[[3, 1], [-8, 4], [1, 1]]).unwrap();
         scores.add(1, 1, &[3, 5, 9], &[[9, 1], [1, 5], [6, 2]]).unwrap();
         (scores.weights, scores.weights_clock) = (vec![(7, 2.0)], 1);
         let column = |key, weight, gradient, curvature| Column { key, weight, gradient, curvature };
-        let new = || Scores::new(&Pool::new(1 << 20));
+        let new =
+            || Scores::new(&serde_json::json!({ "workers": 2 }), &Pool::new(1 << 20)).unwrap();
         let go_on = |scores: &mut Scores| {
             let _ = scores.add(1, 1, &[3, 8], &[[1, 1]; 2]);
-            let excess = Command::Excess { limit: 1.0, free: None, scale: ONE };
+            let excess = Command::Excess { lambda: 1.0, off: 0.0, free: None, scale: ONE };
             let _ = scores.command(0, &serde_json::to_vec(&excess).unwrap());
         };
         let mut copy = testing::restore(&testing::image(&scores), new, go_on);
@@ -439,9 +468,9 @@ mod tests {
         assert_eq!(Selected::decode(&all.encode()).unwrap(), all);
         assert_eq!(Selected::decode(&all.encode()[8..]), None);
         let mut both = all.clone();
-        both.join(all.clone(), 2.0, 2);
+        both.join(all.clone(), |_| Penalties { lambda: 2.0, l2: 0.0 }, 2);
         assert!(both.others.len() == 2 && both.support.len() == 4 && both.columns == 10);
-        let excess = Command::Excess { limit: 2.0, free: Some(9), scale: ONE };
+        let excess = Command::Excess { lambda: 2.5, off: 0.5, free: Some(9), scale: ONE };
         let excess = scores.command(0, &serde_json::to_vec(&excess).unwrap()).unwrap();
         assert_eq!(excess, b"75.0");
         scores.add(2, 1, &[2], &[[1, 1]]).unwrap();
@@ -480,7 +509,7 @@ mod tests {
             rows: None,
         };
         let new = || {
-            let mut scores = Scores::new(&pool());
+            let mut scores = Scores::new(&serde_json::json!({ "workers": 2 }), &pool()).unwrap();
             for worker in [0, 1] {
                 let request = request(1, worker);
                 assert_eq!(scores.part(&request), None, "who pushes is not known before");

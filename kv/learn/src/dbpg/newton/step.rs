@@ -13,8 +13,9 @@ use super::face::{self, RIDGE_BEGIN};
 use super::scores::{self, Column, Selected};
 use super::task::{self, NOW, Order, of_rows, rows};
 use super::{Kind, Open, least_subgradient};
-use crate::dbpg::proximal::Proximal;
-use crate::dbpg::train::{ask, tell_servers};
+use crate::dbpg::proximal::{Penalties, Proximal};
+use crate::dbpg::scaling::Scaling;
+use crate::dbpg::train::{ask, derive, tell_servers};
 use crate::numeric::{Scale, Whole};
 use crate::shuffle::{SplitMix64, shuffle};
 
@@ -75,13 +76,16 @@ const SOFTNESS_RISE: f64 = 0.02;
 const ROUNDING: f64 = 1e-14;
 
 /// The least that can be asked for: below, a bound is the rounding of its sums.
-const ASKED_MIN: f64 = 2e-12;
+pub(crate) const ASKED_MIN: f64 = 2e-12;
 
 /// Outer steps after which neither F nor its bound will fall further, if neither did in any.
 const STALLED: usize = 6;
 
 /// A relative decrease of F from which on the bound is computed: it costs a logarithm a row.
 const BOUND_FROM: f64 = 1e-2;
+
+/// Largest sum of integers.
+const SUM_MAX: f64 = 9_223_372_036_854_775_807.0; // 2^63
 
 /// How far rows' slopes in the model may be above those of the loss, as a power of 2.
 const HEADROOM_BITS: i32 = 8;
@@ -91,6 +95,7 @@ pub(crate) struct Newton {
     block_columns: usize,
     open: Open,
     rule: Proximal,
+    scaling: Scaling,
     data: Data,
     clock: u64,
     measured: u64,
@@ -103,6 +108,8 @@ pub(crate) struct Newton {
     /// The weights that are not 0.
     weights: BTreeMap<u64, f64>,
     objective: Option<f64>,
+    /// Whether no step has been taken since scores were computed from the weights.
+    is_exact: bool,
     /// The best lower bound of F*.
     least: f64,
     random: SplitMix64,
@@ -124,8 +131,9 @@ pub(crate) struct Data {
 pub(crate) struct Outer {
     pub(crate) objective: f64,
     pub(crate) nonzeros: usize,
-    /// F - F* is at most this.
-    pub(crate) bound: f64,
+    /// F - F* is at most this; `None` where no dual point bounds it: without any penalty.
+    pub(crate) bound: Option<f64>,
+
     /// Whether that is as small as asked for.
     pub(crate) done: bool,
     /// Whether F does not fall any more.
@@ -146,17 +154,19 @@ pub(super) struct Plan {
     pub(super) ends: Vec<usize>,
     pub(super) scale: Scale,
     pub(super) largest: f64,
-    rule: Proximal,
+    /// λ and λ₂ of each column.
+    penalties: Vec<Penalties>,
+    free: Option<u64>,
 }
 
 impl Plan {
     /// λ and λ₂ of a column.
-    pub(super) fn penalties(&self, k: usize) -> (f64, f64) {
-        self.rule.penalties(self.columns[k].key)
+    pub(super) fn penalties(&self, k: usize) -> Penalties {
+        self.penalties[k]
     }
 
     pub(super) fn is_free(&self, k: usize) -> bool {
-        self.rule.free == Some(self.columns[k].key)
+        self.free == Some(self.columns[k].key)
     }
 
     fn block(&self, block: usize) -> std::ops::Range<usize> {
@@ -219,11 +229,18 @@ impl Plan {
 }
 
 impl Newton {
-    pub(crate) fn new(block_columns: usize, rule: Proximal, data: Data, open: Open) -> Self {
+    pub(crate) fn new(
+        block_columns: usize,
+        rule: Proximal,
+        scaling: Scaling,
+        data: Data,
+        open: Open,
+    ) -> Self {
         Newton {
             block_columns,
             open,
             rule,
+            scaling,
             data,
             clock: 0,
             measured: 0,
@@ -234,6 +251,7 @@ impl Newton {
             stalled: 0,
             weights: BTreeMap::new(),
             objective: None,
+            is_exact: false,
             least: 0.0,
             random: SplitMix64::new(1),
         }
@@ -246,7 +264,13 @@ impl Newton {
             clock: self.clock,
             measured: self.measured,
             weights: weights.collect(),
-            ..Newton::new(self.block_columns, rule, self.data, self.open)
+            ..Newton::new(
+                self.block_columns,
+                rule,
+                std::mem::take(&mut self.scaling),
+                self.data,
+                self.open,
+            )
         };
     }
 
@@ -285,7 +309,17 @@ impl Newton {
         if self.relative <= BOUND_FROM || selected.others.is_empty() {
             self.least = least.max(self.lower_bound(cluster, servers, &selected)?);
         }
-        outer.done = self.bound(objective) <= asked.max(ASKED_MIN) * objective;
+        let is_near = |newton: &Newton, objective: f64| {
+            newton.bound(objective).is_some_and(|bound| bound <= asked.max(ASKED_MIN) * objective)
+        };
+        let mut objective = objective;
+        if is_near(self, objective) && !self.is_exact {
+            // The steps so far have been rounded; what counts is F of the weights.
+            objective = derive(cluster)? + self.penalty();
+            (self.objective, self.is_exact) = (Some(objective), true);
+            outer.objective = objective;
+        }
+        outer.done = is_near(self, objective);
         let began = servers.now();
         let mut columns = selected.support;
         columns.extend(selected.others);
@@ -303,13 +337,29 @@ impl Newton {
         Ok(outer)
     }
 
-    /// F - F* is at most this, also with the rounding of both.
-    fn bound(&self, objective: f64) -> f64 {
-        (objective - self.least).max(0.0) + ROUNDING * objective
+    /// F* is at least this, as far as is known.
+    pub(crate) fn least(&self) -> f64 {
+        self.least
+    }
+
+    /// The bound of an objective that was found by passes, if one is known.
+    pub(crate) fn bound_of(&self, objective: f64) -> Option<f64> {
+        self.bound(objective).filter(|_| self.least > 0.0)
+    }
+
+    /// F - F* is at most this, also with the rounding of both; `None` without any penalty, where
+    /// no dual point bounds it.
+    pub(crate) fn bound(&self, objective: f64) -> Option<f64> {
+        let is_penalised = self.rule.lambda > 0.0 || self.rule.l2 > 0.0;
+        is_penalised.then(|| (objective - self.least).max(0.0) + ROUNDING * objective)
+    }
+
+    fn penalties(&self, key: u64) -> Penalties {
+        self.rule.penalties(key, &self.scaling)
     }
 
     fn penalty(&self) -> f64 {
-        self.weights.iter().map(|(key, weight)| self.rule.penalty(*key, *weight)).sum()
+        self.weights.iter().map(|(&key, &weight)| self.penalties(key).of(weight)).sum()
     }
 
     /// Scales of sums of gradients and curvatures.
@@ -343,7 +393,7 @@ impl Newton {
             let selected = selected.ok_or_else(|| {
                 caravan_kv::Error::Config("a server's list of columns is cut off".to_owned())
             })?;
-            all.join(selected, lambda, count);
+            all.join(selected, |key| self.penalties(key), count);
         }
         // In the order of keys, whatever the order of servers and of equal scores.
         all.support.sort_unstable_by_key(|column| column.key);
@@ -368,13 +418,23 @@ impl Newton {
             Some(_) => dual(1.0, 1.0).map(|[_, positive, negative]| Some([positive, negative]))?,
             None => None,
         };
-        let largest = self.data.largest;
-        let shares = bound::shares(sums, selected.steepest, largest, lambda, l2 > 0.0);
+        let off = sums.map_or(0.0, |[positive, negative]| (positive - negative).abs());
+        let off = off * self.data.largest;
+        let scale = self.scales()[0];
+        let steepest = match self.scaling.is_empty() {
+            true => selected.steepest + off,
+            // Each gradient is off by another number.
+            false => {
+                let command = scores::Command::Steepest { off, free, scale };
+                let all: Vec<f64> = tell_servers(servers, self.open.scores, &command)?;
+                all.into_iter().fold(0.0, f64::max)
+            }
+        };
+        let shares = bound::shares(sums, steepest, lambda, l2 > 0.0);
         let [entropy, ..] = dual(shares.positive, shares.negative)?;
         let mut excess = 0.0;
-        if l2 > 0.0 && selected.steepest + shares.off > lambda {
-            let limit = lambda - shares.off;
-            let command = scores::Command::Excess { limit, free, scale: self.scales()[0] };
+        if l2 > 0.0 && steepest > lambda {
+            let command = scores::Command::Excess { lambda, off, free, scale };
             let parts: Vec<f64> = tell_servers(servers, self.open.scores, &command)?;
             excess = parts.iter().sum::<f64>() / (2.0 * l2);
         }
@@ -397,11 +457,14 @@ impl Newton {
         objective: f64,
     ) -> caravan_kv::Result<f64> {
         let plan = self.plan(cluster, servers, columns)?;
-        self.minimise(cluster, servers, &plan)?;
+        if !self.minimise(cluster, servers, &plan)? {
+            self.soften(0.0);
+            return Ok(objective);
+        }
         let to = plan.place(servers, self.open)?;
         let mut slope = 0.0;
         for (k, (column, to)) in plan.columns.iter().zip(&to).enumerate() {
-            let lambda = plan.penalties(k).0;
+            let lambda = plan.penalties(k).lambda;
             slope += column.gradient * (to - column.weight);
             slope += lambda * (to.abs() - column.weight.abs());
         }
@@ -412,7 +475,7 @@ impl Newton {
             })
         };
         let penalty =
-            |share: f64| at(share).map(|(key, weight)| self.rule.penalty(key, weight)).sum::<f64>();
+            |share: f64| at(share).map(|(key, weight)| self.penalties(key).of(weight)).sum::<f64>();
         let falls = |share: f64, value: f64| {
             value <= objective + SLOPE_SHARE * share * slope.min(0.0) + ROUNDING * objective
         };
@@ -425,7 +488,22 @@ impl Newton {
             taken =
                 values.into_iter().find(|&(share, value)| value < objective && falls(share, value));
         }
-        let share = taken.map_or(0.0, |(share, _)| share);
+        self.soften(taken.map_or(0.0, |(share, _)| share));
+        let Some((share, value)) = taken else { return Ok(objective) };
+        let changes: Vec<(u64, f64)> = at(share).collect();
+        for (key, weight) in changes {
+            match weight {
+                0.0 => self.weights.remove(&key),
+                _ => self.weights.insert(key, weight),
+            };
+        }
+        self.is_exact = false;
+        ask(cluster, &Order::Take { share })?;
+        Ok(value)
+    }
+
+    /// Sets θ after a step of this share of the way.
+    fn soften(&mut self, share: f64) {
         self.softness = match share {
             1.0 if self.softness / 4.0 < SOFTNESS_MIN => 0.0,
             1.0 => self.softness / 4.0,
@@ -440,16 +518,6 @@ impl Newton {
                 (self.softness.max(SOFTNESS_RISE) * factor).min(1.0)
             }
         };
-        let Some((share, value)) = taken else { return Ok(objective) };
-        let changes: Vec<(u64, f64)> = at(share).collect();
-        for (key, weight) in changes {
-            match weight {
-                0.0 => self.weights.remove(&key),
-                _ => self.weights.insert(key, weight),
-            };
-        }
-        ask(cluster, &Order::Take { share })?;
-        Ok(value)
     }
 
     /// Shuffles the columns into blocks, which servers and workers then have.
@@ -465,7 +533,9 @@ impl Newton {
         let size = columns.len().div_ceil(blocks);
         let ends = (1..=blocks).map(|block| (block * size).min(columns.len())).collect();
         let scale = Scale::with_headroom(rows, row_weight * largest, HEADROOM_BITS);
-        let plan = Plan { columns, ends, scale, largest, rule: self.rule };
+        let penalties = columns.iter().map(|column| self.penalties(column.key)).collect();
+        let free = self.rule.free;
+        let plan = Plan { columns, ends, scale, largest, penalties, free };
         let most = plan.columns.iter().fold(0.0_f64, |most, column| most.max(column.curvature));
         let units = if ones { Units::of_ones(most) } else { Units::Own };
         let Proximal { lambda, l2, free, .. } = self.rule;
@@ -478,19 +548,20 @@ impl Newton {
         });
         let numbers: Vec<i64> = numbers.collect();
         plan.push(servers, self.open, NOW, Kind::Plan, 3, &numbers)?;
-        ask(cluster, &Order::Plan { blocks: plan.ends.len(), free, scale, units })?;
+        let blocks = plan.ends.len();
+        ask(cluster, &Order::Plan { blocks, free, scale, largest, units })?;
         Ok(plan)
     }
 
-    /// Minimises the model, nearly.
+    /// Minimises the model, nearly; returns whether all sums were in their range.
     fn minimise(
         &mut self,
         cluster: &mut Cluster,
         servers: &mut Worker,
         plan: &Plan,
-    ) -> caravan_kv::Result<()> {
+    ) -> caravan_kv::Result<bool> {
         let distances = plan.columns.iter().enumerate().map(|(k, column)| {
-            let (lambda, l2) = plan.penalties(k);
+            let Penalties { lambda, l2 } = plan.penalties(k);
             let least = least_subgradient(column.weight, column.gradient, lambda);
             least * least / (column.curvature + l2)
         });
@@ -500,7 +571,9 @@ impl Newton {
         let mut since_face = 0;
         let mut faces = 0;
         for _ in 0..SWEEPS_MAX {
-            let (distance, gain) = self.sweep(cluster, servers, plan.ends.len())?;
+            let Some((distance, gain)) = self.sweep(cluster, servers, plan)? else {
+                return Ok(false);
+            };
             gained += gain;
             since_face += 1;
             if distance <= effort.distance_end * first {
@@ -521,21 +594,25 @@ impl Newton {
             since_face = 0;
             faces += 1;
         }
-        Ok(())
+        Ok(true)
     }
 
-    /// Visits all blocks once; returns Σ s² / h as each was reached, and how much q fell.
+    /// Visits all blocks once; returns Σ s² / h as each was reached, and how much q fell, unless sums
+    /// have left their range.
     fn sweep(
         &mut self,
         cluster: &mut Cluster,
         servers: &mut Worker,
-        blocks: usize,
-    ) -> caravan_kv::Result<(f64, f64)> {
+        plan: &Plan,
+    ) -> caravan_kv::Result<Option<(f64, f64)>> {
+        let blocks = plan.ends.len();
         let mut order: Vec<usize> = (0..blocks).collect();
         shuffle(&mut order, &mut self.random);
         let first = self.clock + 1;
         self.clock += blocks as u64;
-        ask(cluster, &Order::Sweep { first, blocks: order })?;
+        let strains = ask(cluster, &Order::Sweep { first, blocks: order })?;
+        let strain = strains.into_iter().flatten().sum::<Whole>().number();
+        let fits = strain * plan.largest * plan.scale.up <= SUM_MAX;
         let stepped: Vec<Vec<Stepped>> =
             tell_servers(servers, self.open.blocks, &blocks::Command::Stepped)?;
         let threads = stepped.len();
@@ -546,7 +623,7 @@ impl Newton {
             }
         }
         let sums = |sum: (f64, f64), one: (f64, f64)| (sum.0 + one.0, sum.1 + one.1);
-        Ok(all.into_iter().fold((0.0, 0.0), sums))
+        Ok(fits.then(|| all.into_iter().fold((0.0, 0.0), sums)))
     }
 }
 

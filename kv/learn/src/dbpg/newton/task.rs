@@ -27,8 +27,9 @@ pub(crate) enum Order {
     /// label. Answered with that of their entropy, and those of both labels' shares.
     Dual { positive: f64, negative: f64 },
     /// Gather these many blocks, as the servers have them, and push their Hessians.
-    Plan { blocks: usize, free: Option<u64>, scale: Scale, units: Units },
-    /// Visit the blocks in this order, in tasks from `first` on.
+    Plan { blocks: usize, free: Option<u64>, scale: Scale, largest: f64, units: Units },
+    /// Visit the blocks in this order, in tasks from `first` on. Answered with the sum of the rows'
+    /// slopes then, which is infinite if sums have left their range.
     Sweep { first: u64, blocks: Vec<usize> },
     /// Push the gradient on the face in task `first`; then multiply the direction of the next task
     /// and push the product in the one after it, until a direction is empty.
@@ -92,7 +93,7 @@ impl Task {
 }
 
 impl Run<'_> {
-    /// Runs an order; `Dual` and `Losses` are answered with sums.
+    /// Runs an order; `Dual`, `Losses` and `Sweep` are answered with sums.
     pub(crate) fn run(&mut self, order: Order) -> caravan_kv::Result<Vec<Whole>> {
         self.task.rounds += match &order {
             Order::Sweep { blocks, .. } => blocks.len() as u64,
@@ -101,10 +102,13 @@ impl Run<'_> {
         match order {
             Order::Measure { clock, softness, scales } => self.measure(clock, softness, scales)?,
             Order::Dual { positive, negative } => return self.dual(positive, negative),
-            Order::Plan { blocks, free, scale, units } => {
-                self.plan(blocks, free, scale, units)?;
+            Order::Plan { blocks, free, scale, largest, units } => {
+                self.plan(blocks, free, (scale, largest), units)?;
             }
-            Order::Sweep { first, blocks } => self.sweep(first, &blocks)?,
+            Order::Sweep { first, blocks } => {
+                self.sweep(first, &blocks)?;
+                return Ok(vec![self.task.working.strain()]);
+            }
             Order::Multiply { first } => self.multiply(first)?,
             Order::Move { clock } => self.follow(clock)?,
             Order::Losses { shares } => return self.losses(&shares),
@@ -173,7 +177,7 @@ impl Run<'_> {
         &mut self,
         blocks: usize,
         free: Option<u64>,
-        scale: Scale,
+        range: (Scale, f64),
         units: Units,
     ) -> caravan_kv::Result<()> {
         let threads = self.node.worker.servers();
@@ -191,7 +195,7 @@ impl Run<'_> {
             };
             all[*block] = row.as_chunks::<3>().0.iter().map(column).collect();
         }
-        self.gather(&all, units != Units::Own, scale).map_err(caravan_kv::Error::Config)?;
+        self.gather(&all, units != Units::Own, range).map_err(caravan_kv::Error::Config)?;
         self.spent(began, Duration::ZERO)?;
         let blocks: Vec<usize> = (0..blocks).collect();
         let mut pushed = Vec::new();
@@ -217,7 +221,12 @@ impl Run<'_> {
     }
 
     /// Gathers the columns of the working set.
-    fn gather(&mut self, all: &[Vec<Planned>], ones: bool, scale: Scale) -> Result<(), String> {
+    fn gather(
+        &mut self,
+        all: &[Vec<Planned>],
+        ones: bool,
+        (scale, largest): (Scale, f64),
+    ) -> Result<(), String> {
         let Run { data, state, task, .. } = self;
         let wanted: Vec<Option<u32>> = all.iter().flatten().map(|planned| planned.column).collect();
         if let (Some(disk), Some(budget)) = (&data.disk, &mut task.budget) {
@@ -228,7 +237,7 @@ impl Run<'_> {
             budget.borrow(&what, bytes + disk.block_bytes())?;
         }
         let pulls = state.pulls(0..state.labels().len()).collect();
-        let mut working = Working::new(all, ones, pulls, &task.bends, scale);
+        let mut working = Working::new(all, ones, pulls, &task.bends, scale, largest);
         data.for_each_part(&wanted, |rows, columns, at| working.gather(rows.len(), columns, at))?;
         task.working = working;
         Ok(())

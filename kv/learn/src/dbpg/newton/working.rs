@@ -7,10 +7,11 @@
 //! any number of threads.
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::blocks::{Units, both};
 use crate::data::{BLOCK_ROWS, Columns};
-use crate::numeric::{Pool, Scale, integer};
+use crate::numeric::{Pool, Scale, TERM_MAX, Whole, integer};
 
 /// Rows of a tile: those of a block on disk.
 const TILE: usize = BLOCK_ROWS;
@@ -51,6 +52,12 @@ pub(super) struct Working {
     /// -y_i c_i σ(-m_i).
     pulls: Vec<f64>,
     scale: Option<Scale>,
+    /// Largest D_i.
+    bend_max: f64,
+    /// Largest |p_i + D_i Xd_i| of which a term still fits an integer.
+    slope_max: f64,
+    /// Whether one did not.
+    beyond: bool,
 }
 
 /// The entries of all columns in the rows of a tile.
@@ -97,6 +104,7 @@ impl Working {
         pulls: Vec<f64>,
         bends: &[f64],
         scale: Scale,
+        largest: f64,
     ) -> Self {
         let tiles = pulls.len().div_ceil(TILE);
         let all = || blocks.iter().flatten();
@@ -120,6 +128,9 @@ impl Working {
             slopes: vec![0; tiles * TILE],
             pulls,
             scale: Some(scale),
+            bend_max: bends.iter().fold(0.0, |most: f64, bend| most.max(*bend)),
+            slope_max: TERM_MAX * scale.down / largest,
+            beyond: false,
         };
         for (row, &bend) in working.rows.iter_mut().zip(bends) {
             row.bend = bend;
@@ -201,9 +212,24 @@ impl Working {
         let (scale, ones) = (self.scale(), self.ones);
         let rows = self.rows.iter().zip(&self.pulls);
         let slopes = rows.map(|(row, pull)| pull + row.bend * row.way);
+        let mut most = 0.0_f64;
         for (own, slope) in self.slopes.iter_mut().zip(slopes) {
+            most = most.max(slope.abs());
             *own = if ones { scale.to(slope) } else { slope.to_bits() as i64 };
         }
+        self.beyond |= most > self.slope_max;
+    }
+
+    /// Σ |p_i + D_i Xd_i|, which bounds every column's sum; infinite once a term of one has not
+    /// fitted its integer, so that sums are not what they should be.
+    pub(super) fn strain(&self) -> Whole {
+        if self.beyond {
+            return Whole::beyond();
+        }
+        let mut sum = Whole::default();
+        let rows = self.rows.iter().zip(&self.pulls);
+        rows.for_each(|(row, pull)| sum.add((pull + row.bend * row.way).abs()));
+        sum
     }
 
     /// Number of entries of a column.
@@ -265,7 +291,11 @@ impl Working {
             .collect();
         let entries = steps.iter().map(|&(k, _)| self.entries(k)).sum();
         let scale = self.scale();
+        let slope_max = self.slope_max;
+        let longest = steps.iter().fold(0.0, |most: f64, (_, step)| most.max(step.abs()));
+        self.beyond |= !(longest * self.bend_max <= slope_max);
         self.on_tiles(entries, pool, |tile, rows, slopes| {
+            let mut most = 0.0_f64;
             for &(k, step) in &steps {
                 let (places, values) = tile.column(k);
                 match values {
@@ -284,11 +314,13 @@ impl Working {
                             row.way += step * x;
                             let slope = &mut slopes[place as usize];
                             let moved = f64::from_bits(*slope as u64) + row.bend * (step * x);
+                            most = most.max(moved.abs());
                             *slope = moved.to_bits() as i64;
                         }
                     }
                 }
             }
+            most <= slope_max
         });
         entries
     }
@@ -297,7 +329,9 @@ impl Working {
     pub(super) fn multiply(&mut self, direction: &[(usize, f64)], pool: &Pool) {
         let entries = direction.iter().map(|&(k, _)| self.entries(k)).sum();
         let scale = self.scale();
+        let slope_max = self.slope_max;
         self.on_tiles(entries, pool, |tile, rows, slopes| {
+            let mut most = 0.0_f64;
             slopes.fill(0); // the bits of 0.0
             let mut add = |place: u16, share: f64| {
                 let way = &mut slopes[place as usize];
@@ -315,31 +349,38 @@ impl Working {
             }
             for (slope, row) in slopes.iter_mut().zip(rows) {
                 let product = row.bend * f64::from_bits(*slope as u64);
+                most = most.max(product.abs());
                 *slope = match tile.values {
                     None => scale.to(product),
                     Some(_) => product.to_bits() as i64,
                 };
             }
+            most <= slope_max
         });
     }
 
-    /// Calls `work` on each tile, its rows and slopes, on as many threads as `entries` justify.
+    /// Calls `work` on each tile, its rows and slopes, on as many threads as `entries` justify, and
+    /// notes whether it returns that all slopes fit.
     fn on_tiles(
         &mut self,
         entries: usize,
         pool: &Pool,
-        work: impl Fn(&Tile, &mut [Row; TILE], &mut [i64; TILE]) + Sync,
+        work: impl Fn(&Tile, &mut [Row; TILE], &mut [i64; TILE]) -> bool + Sync,
     ) {
-        let Working { tiles, rows, slopes, .. } = self;
+        let Working { tiles, rows, slopes, beyond, .. } = self;
+        let fits = AtomicBool::new(true);
         let rows = rows.as_chunks_mut::<TILE>().0;
         let slopes = slopes.as_chunks_mut::<TILE>().0;
         let part = tiles.len().div_ceil(pool.threads_for(entries)).max(1);
         let parts = tiles.chunks(part).zip(rows.chunks_mut(part).zip(slopes.chunks_mut(part)));
         pool.share(parts, |(tiles, (rows, slopes))| {
             for (tile, (rows, slopes)) in tiles.iter().zip(rows.iter_mut().zip(slopes)) {
-                work(tile, rows, slopes);
+                if !work(tile, rows, slopes) {
+                    fits.store(false, Ordering::Relaxed);
+                }
             }
         });
+        *beyond |= !fits.into_inner();
     }
 
     /// How far each row's score has moved: `[rows]`.
@@ -479,7 +520,7 @@ mod tests {
             (0..COLUMNS as u32).rev().map(Some).chain([None]).map(planned).collect();
         let blocks = [all[..5].to_vec(), all[5..].to_vec()];
         let scale = Scale::with_headroom(ROWS as u64, 1.0, 8);
-        let mut working = Working::new(&blocks, ones, pulls.clone(), &bends, scale);
+        let mut working = Working::new(&blocks, ones, pulls.clone(), &bends, scale, 8.0);
         let at: Vec<Option<usize>> = (0..COLUMNS).rev().map(Some).chain([None]).collect();
         working.gather(ROWS, columns, &at);
         (working, pulls, bends)
@@ -564,7 +605,7 @@ mod tests {
     fn a_worker_without_rows_is_no_trouble() {
         let planned = Planned { column: None, weight: 1.0, curvature: 1.0, is_free: true };
         let scale = Scale::new(1, 1.0);
-        let mut working = Working::new(&[vec![planned]], true, Vec::new(), &[], scale);
+        let mut working = Working::new(&[vec![planned]], true, Vec::new(), &[], scale, 1.0);
         working.gather(0, &Columns::default(), &[None]);
         let pool = Pool::default();
         assert_eq!(working.go(std::iter::once((0, 2.0)), &pool), 0);

@@ -159,6 +159,7 @@ mod tests {
     use crate::copies::image::testing;
     use crate::copies::sums;
     use crate::dbpg::orders::{Command, Options};
+    use crate::dbpg::scaling::Scaling;
 
     const KEYS: [u64; 4] = [1, 3, 12, 14];
 
@@ -174,6 +175,7 @@ mod tests {
             narrow: false,
             rounds: false,
             blocks: vec![(0, 9), (10, 19)],
+            scaling: Scaling::default(),
         }
     }
 

@@ -18,6 +18,7 @@ use crate::dbpg::newton::{self, Newton};
 use crate::dbpg::orders::{Command, Options};
 use crate::dbpg::pace::Pace;
 use crate::dbpg::proximal::Proximal;
+use crate::dbpg::scaling::{self, Scaling};
 use crate::dbpg::shard::HANDLE;
 use crate::dbpg::{schedule, screen, worker};
 use crate::model::Model;
@@ -73,11 +74,15 @@ impl<'a> Driver<'a> {
         let keys = key_range(&loaded).unwrap_or(keys);
         let blocks = rule.blocks(cut(cluster, job, keys, &loaded)?);
         warn_of_delay(job, blocks.len());
-        let (table, newton) = begin(cluster, &mut servers, job, &rule, &blocks, keys, &loaded)?;
+        let (scaling, largest) = scaling::find(cluster, job)?;
+        let parts = Parts { rule, blocks: &blocks, scaling: &scaling, keys };
+        let (table, newton) = begin(cluster, &mut servers, job, &parts, &loaded)?;
         let mut driver = Driver {
             cluster,
             job,
             rule,
+            scaling,
+            largest,
             servers,
             table,
             newton,
@@ -105,8 +110,9 @@ impl<'a> Driver<'a> {
     fn start_from(&mut self, model: &Model) -> caravan_kv::Result<()> {
         let intercept = self.rule.free.filter(|_| model.intercept() != 0.0);
         let intercept = intercept.map(|key| (key, model.intercept()));
-        let all: Vec<(u64, f64)> =
-            model.iter().filter(|&(key, _)| Some(key) != self.rule.free).chain(intercept).collect();
+        let own = model.iter().filter(|&(key, _)| Some(key) != self.rule.free);
+        let divided = |(key, weight)| (key, weight * self.scaling.factor(key));
+        let all: Vec<(u64, f64)> = own.chain(intercept).map(divided).collect();
         let set: Vec<usize> = self.tell_servers(&Command::Set { weights: all.clone() })?;
         let _set: Vec<()> =
             ask_workers(self.cluster, &worker::Order::Start { weights: all.clone() })?;
@@ -216,24 +222,32 @@ fn warn_of_delay(job: &Job, blocks: usize) {
     }
 }
 
+/// What the tables are made of.
+struct Parts<'p> {
+    rule: Proximal,
+    blocks: &'p [KeyBlock],
+    scaling: &'p Scaling,
+    keys: KeyBlock,
+}
+
 /// Creates the tables and makes the workers announce their keys.
 fn begin(
     cluster: &mut Cluster,
     servers: &mut Worker,
     job: &Job,
-    rule: &Proximal,
-    blocks: &[KeyBlock],
-    keys: KeyBlock,
+    parts: &Parts<'_>,
     loaded: &[Loaded],
 ) -> caravan_kv::Result<(Table, Option<Newton>)> {
+    let &Parts { rule, scaling, keys, .. } = parts;
     let filters = &job.filters.table;
     let workers = cluster.config().workers;
-    let weights = weights(job, rule, blocks, keys, workers);
+    let weights = weights(job, parts, workers);
     let table = servers.create_table(&weights)?;
     let threads = cluster.config().servers * cluster.config().threads;
     let columns = newton::keys_of(keys.first, rule.free.unwrap_or(keys.last));
     let numbers = filters::of_numbers(filters);
-    let tables = newton::Tables::new(columns, threads, workers, numbers).replicas(job.replicas);
+    let tables = newton::Tables::new(columns, threads, workers, scaling, numbers);
+    let tables = tables.replicas(job.replicas);
     let begin = worker::Order::Begin {
         table: weights,
         newton: job.newton.map(|_| Box::new(tables.clone())),
@@ -250,19 +264,14 @@ fn begin(
         row_weight: job.positive_weight.max(1.0),
     };
     let open = tables.create(servers)?;
-    Ok((table, Some(Newton::new(block_columns, *rule, data, open))))
+    Ok((table, Some(Newton::new(block_columns, rule, scaling.clone(), data, open))))
 }
 
 /// The table of weights.
-fn weights(
-    job: &Job,
-    rule: &Proximal,
-    blocks: &[KeyBlock],
-    keys: KeyBlock,
-    workers: usize,
-) -> TableSpec {
+fn weights(job: &Job, parts: &Parts<'_>, workers: usize) -> TableSpec {
     let filters = job.filters.table;
-    let Proximal { lambda, l2, free, learning_rate, trust } = *rule;
+    let &Parts { rule, blocks, scaling, keys } = parts;
+    let Proximal { lambda, l2, free, learning_rate, trust } = rule;
     let blocks = blocks.iter().map(|block| (block.first, block.last)).collect();
     let options = Options {
         lambda,
@@ -275,6 +284,7 @@ fn weights(
         narrow: filters.narrow,
         rounds: filters.quantize.is_some(),
         blocks,
+        scaling: scaling.clone(),
     };
     let mut spec =
         TableSpec::new(TABLE, "weights", ValueType::F64, 0).handle(HANDLE).filters(filters);

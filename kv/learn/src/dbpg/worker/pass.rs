@@ -15,11 +15,12 @@ use crate::data::Columns;
 use crate::dbpg::filters::{Bytes, Counted, Lossy};
 use crate::dbpg::load::Data;
 use crate::dbpg::{newton, proximal, schedule};
-use crate::numeric::cost;
+use crate::numeric::{cost, json};
 
 /// A worker's report after a pass.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Passed {
+    #[serde(deserialize_with = "json::number")]
     pub(crate) loss: f64,
     pub(crate) busy_seconds: f64,
     pub(crate) columns_computed: usize,
@@ -210,7 +211,7 @@ impl Pass<'_> {
     }
 
     /// Applies the pulls of all tasks up to `task`.
-    fn apply_through(&mut self, task: u64) -> caravan_kv::Result<()> {
+    pub(super) fn apply_through(&mut self, task: u64) -> caravan_kv::Result<()> {
         while let Some(mut pending) =
             self.training.pending.pop_front_if(|pending| pending.task <= task)
         {
