@@ -314,7 +314,8 @@ fn coordinates_and_passes() {
 fn parts_and_bounds() {
     Attack::begin().until_refused("gradients", |attack, number| {
         if number == 0 {
-            attack.create(&shard(1, "dbpg-scores", ValueType::I64, 0))?;
+            let workers = json!({ "workers": 1 });
+            attack.create(&shard(1, "dbpg-scores", ValueType::I64, 0).options(workers))?;
         }
         let keys = keys(number * 50_000, 50_000, 1);
         let (lengths, values) = (&vec![2; keys.len()][..], vec![1; 2 * keys.len()]);

@@ -58,6 +58,9 @@ const PUSHED_BYTES: usize = 64;
 /// Most bytes of a parsed command, per byte of its text.
 const COMMAND_BYTES: usize = 24;
 
+/// Why a pass cannot go on.
+const NOT_FINITE: &str = "a gradient is not a finite number: values or row weights are too large for f64; scale them down";
+
 /// Most bytes of a weight in an answer, including the growth of its text.
 const ANSWER_BYTES: usize = 128;
 
@@ -156,7 +159,7 @@ impl Push {
             let pair = if length == 0 { None } else { next.next().copied() };
             let [g, u] = pair.unwrap_or_default();
             if !g.is_finite() || !u.is_finite() {
-                return Err("a gradient is not a finite number: values or row weights are too large for f64; scale them down".to_owned());
+                return Err(NOT_FINITE.to_owned());
             }
             gradient.push(g);
             let is_rounded = rounds && pair.is_some();
@@ -327,7 +330,13 @@ impl Shard {
         let values = f64::view(request.values).ok_or("gradients are pairs of f64")?;
         let range = self.ranges[self.tasks[task].block].clone();
         let numbers = (request.keys, request.lengths, values);
-        let push = Push::of(&self.state.keys()[range.clone()], numbers, self.rounds, self.lossy)?;
+        let keys = &self.state.keys()[range.clone()];
+        let push = Push::of(keys, numbers, self.rounds, self.lossy);
+        let push = push.inspect_err(|why| {
+            if why == NOT_FINITE {
+                self.abandon();
+            }
+        })?;
         let Task { missing, sum, .. } = &self.tasks[task];
         let Ok(place) = missing.binary_search(&request.sender) else {
             return Err(format!(
@@ -409,6 +418,18 @@ impl Shard {
             keys.filter(|(_, key)| skips(**key)).for_each(|(k, _)| sum.skip(k));
             self.memory.release(range.len() * BlockSum::BYTES);
             self.gains[task.block] += self.state.update(range, &sum, self.threshold);
+        }
+    }
+
+    /// Ends the pass without the steps that are left: nobody waits for a worker that has met a
+    /// number that is not finite, whose error ends the run.
+    fn abandon(&mut self) {
+        for task in std::mem::take(&mut self.tasks) {
+            self.clock += 1;
+            let range = &self.ranges[task.block];
+            let sum = task.sum.map_or(0, |_| range.len() * BlockSum::BYTES);
+            let early: usize = task.early.values().map(Push::bytes).sum();
+            self.memory.release(self.task_bytes() + sum + early);
         }
     }
 

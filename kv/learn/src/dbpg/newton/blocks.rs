@@ -726,6 +726,22 @@ mod tests {
         blocks.put((9, 1), Kind::Step, 0, &[0; N]).unwrap();
         let error = blocks.put((9, 1), Kind::Step, 0, &[0; N]).unwrap_err();
         assert!(error.contains("not a finite number"), "{error}");
+        assert_eq!(blocks.clock, BROKEN, "nobody waits for the next step");
+        let pulled = Request {
+            sender: 1,
+            command: 0,
+            clock: 10,
+            range: KeyRange::ALL,
+            keys: &[Kind::Way.key(0, 1)],
+            lengths: &[],
+            values: &[],
+            pushes: false,
+            pulls: true,
+            rows: None,
+        };
+        assert_eq!(blocks.admit(&pulled), Admission::Now);
+        assert!(blocks.pull(&pulled).is_err_and(|why| why == NOT_FINITE));
+        let mut blocks = self::blocks(&gram(), Units::Own, &[0.0; N]);
         blocks.put((10, 1), Kind::Sum, 0, &[1, 2]).unwrap();
         assert!(blocks.put((10, 1), Kind::Sum, 0, &[1]).unwrap_err().contains("2 and 1 numbers"));
         let large = vec![0; 3 * BLOCK_COLUMNS_MAX];

@@ -185,6 +185,16 @@ mod tests {
 
     fn push(shard: &mut Shard, sender: u32, clock: u64, keys: &[u64]) -> Result<(), String> {
         let numbers: Vec<f64> = keys.iter().flat_map(|key| [-3.0 - *key as f64, 2.0]).collect();
+        push_numbers(shard, sender, clock, keys, &numbers)
+    }
+
+    fn push_numbers(
+        shard: &mut Shard,
+        sender: u32,
+        clock: u64,
+        keys: &[u64],
+        numbers: &[f64],
+    ) -> Result<(), String> {
         let request = Request {
             sender,
             command: 0,
@@ -192,7 +202,7 @@ mod tests {
             range: KeyRange::new(0, 100).unwrap(),
             keys,
             lengths: &vec![2; keys.len()],
-            values: f64::bytes(&numbers),
+            values: f64::bytes(numbers),
             pushes: true,
             pulls: false,
             rows: None,
@@ -206,6 +216,23 @@ mod tests {
 
     fn pass(first: u64, lossy: Option<Lossy>) -> Command {
         Command::Pass { first, blocks: vec![0, 1], threshold: 1e20, reset: true, all: false, lossy }
+    }
+
+    #[test]
+    fn nobody_waits_for_a_worker_that_has_met_a_number_that_is_not_finite() {
+        let mut shard = new();
+        for sender in 0..3 {
+            push(&mut shard, sender, 0, &KEYS).unwrap();
+        }
+        command(&mut shard, &pass(1, None)).unwrap();
+        push(&mut shard, 0, 1, &KEYS[..2]).unwrap();
+        push(&mut shard, 2, 2, &KEYS[2..]).unwrap();
+        assert_eq!(shard.clock(), 0, "pulls of task 1 wait");
+        let numbers = [f64::NAN, 1.0, 0.0, 1.0];
+        let error = push_numbers(&mut shard, 1, 1, &KEYS[..2], &numbers).unwrap_err();
+        assert!(error.contains("not a finite number"), "{error}");
+        assert_eq!(shard.clock(), 2, "pulls of both tasks are answered");
+        command(&mut shard, &pass(3, None)).unwrap();
     }
 
     /// Whatever is left of a run, none of which may panic.
