@@ -181,12 +181,21 @@ fn check(seed: u64, problem: &Problem, trained: &Trained) -> bool {
     let columns = problem.values[0].len() as u64;
     let weights: Vec<f64> = (1..=columns).map(|key| trained.model.weight(key)).collect();
     let objective = problem.objective(&weights);
-    let off = trained.objective / objective - 1.0;
-    assert!(off.abs() < 1e-9, "seed {seed}: F is {objective:e}, it says {:e}", trained.objective);
+    let off = (trained.objective - objective).abs();
+    // Sums of losses are multiples of 2^-62.
+    let rounding = problem.labels.len() as f64 * 2_f64.powi(-62);
+    assert!(
+        off <= 1e-9 * objective + rounding,
+        "seed {seed}: F is {objective:e}, it says {:e}",
+        trained.objective
+    );
     let reference = problem.descend(vec![0.0; weights.len()]).min(problem.descend(weights.clone()));
     if let Some(bound) = trained.bound {
         let least = trained.objective - bound;
-        assert!(least <= reference * (1.0 + 1e-9), "seed {seed}: {least:e} above {reference:e}");
+        assert!(
+            least <= reference * (1.0 + 1e-9) + rounding,
+            "seed {seed}: {least:e} above {reference:e}"
+        );
     }
     if trained.converged && trained.bound.is_some() {
         let above = objective / reference - 1.0;
@@ -218,13 +227,13 @@ fn draw(seeds: std::ops::Range<u64>) {
 
 #[test]
 fn any_columns_give_right_numbers_or_an_error() {
-    draw(0..150);
+    draw(0..100);
 }
 
 #[test]
 #[ignore = "takes minutes"]
 fn any_columns_give_right_numbers_or_an_error_at_length() {
-    draw(150..2150);
+    draw(100..2100);
 }
 
 /// The sums of these were beyond their integers, and F was said to be below 0.

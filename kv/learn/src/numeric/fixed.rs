@@ -60,9 +60,9 @@ pub(crate) fn integer(number: f64) -> i64 {
 }
 
 /// Bits of a [`Whole`] behind the point.
-const FRACTION_BITS: i32 = 52;
+const FRACTION_BITS: i32 = 62;
 
-/// A sum of numbers of up to 2^51, in multiples of 2^-52, that notices when it holds no longer.
+/// A sum of numbers of up to 2^51, in multiples of 2^-62, that notices when it holds no longer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Whole {
     /// What is before the point.
