@@ -33,6 +33,8 @@ fn wrong_usage_ends_with_2_and_says_why() {
         ("bench latency --sizes 6", "multiple of 4"),
         ("bench latency --keys 3 --sizes 8", "multiple of 12"),
         ("bench rate --window 0", "--window"),
+        ("bench verbs --iterations 100000001", "100000000"),
+        ("bench rate --iterations 18446744073709551615", "1000000000000"),
         ("bench rate --sizes 1GiB --window 64", "a window of 7 or less"),
         ("bench placement --numa-node 0", "leave --numa-node out"),
         ("bench wait --wait spin", "leave --wait out"),
@@ -145,6 +147,27 @@ fn benches_print_rows_of_each_kind_and_nothing_wrong() {
     assert_eq!(kinds, ["machine", "latency", "bandwidth", "rate"]);
 }
 
+/// Counts that no number of equal rounds gives, and requests that take no thousandth of a second.
+#[test]
+fn rows_have_the_count_that_was_asked_for_and_no_time_is_0() {
+    let run = "--van tcp --in-process --op push --json";
+    for (line, count) in [
+        ("latency --sizes 8 --iterations 1", 1),
+        ("latency --sizes 8 --iterations 50", 50),
+        ("latency --sizes 8 --iterations 997", 997),
+    ] {
+        assert_eq!(rows(&format!("bench {line} {run}"))[1]["count"], count, "{line}");
+    }
+    for line in ["bandwidth --sizes 8 --iterations 1", "rate --sizes 8 --iterations 1"] {
+        let row = &rows(&format!("bench {line} {run}"))[1];
+        let figures = row.as_object().unwrap().iter();
+        let is_0 = |(name, value): &(&String, &Value)| {
+            (name.ends_with("seconds") || name.contains("_per_s")) && value.as_f64() == Some(0.0)
+        };
+        assert_eq!(figures.filter(is_0).collect::<Vec<_>>(), [], "{row}");
+    }
+}
+
 #[test]
 fn a_bench_runs_on_threads_with_many_keys_and_servers() {
     let line = "bench latency --smoke --json --in-process --van tcp --servers 2 --threads 2 --keys 100 --sizes 400,64000,400KiB --op push,pull,push-pull";
@@ -190,11 +213,14 @@ fn without_an_rdma_device_bench_verbs_says_what_to_do() {
 #[test]
 fn a_device_is_measured_and_nothing_is_wrong() {
     let Some(device) = device() else { return };
-    let rows = rows(&format!("bench verbs --device {device} --smoke --json --sizes 1,8,100,70001"));
+    let rows = rows(&format!(
+        "bench verbs --device {device} --iterations 39 --json --sizes 1,8,100,70001"
+    ));
     assert_eq!(rows[0]["row"], "machine");
     let kinds = |kind: &str| rows.iter().filter(|row| row["row"] == kind).count();
     assert_eq!((kinds("verbs-latency"), kinds("verbs-bandwidth")), (16, 16));
     for row in &rows[1..] {
+        assert_eq!(row["count"], 39, "{row}");
         assert_eq!(row["wrong"], 0, "{row}");
         assert_eq!(row["device"], device.as_str(), "{row}");
         let full = row["op"] == "read";

@@ -324,7 +324,7 @@ pub(crate) struct VerbsArgs {
     #[arg(long, value_name = "SIZES", value_delimiter = ',', value_parser = parse_size)]
     pub(crate) sizes: Vec<usize>,
     /// Timed messages a row; by default fewer the larger they are
-    #[arg(long, value_name = "N", value_parser = large_count())]
+    #[arg(long, value_name = "N", value_parser = large_count().range(1..=100_000_000))]
     pub(crate) iterations: Option<u64>,
     /// Bandwidth: most messages in flight [default: 128, fewer of large ones]
     #[arg(long, value_name = "W", value_parser = count_to(WINDOW_MAX as usize))]

@@ -90,9 +90,9 @@ pub(super) fn count_to(most: usize) -> RangedI64ValueParser<u32> {
     clap::value_parser!(u32).range(1..=most as i64)
 }
 
-/// A count of 1 or more that may be large.
+/// A count of 1 or more that may be large, but not so large that sums of it overflow.
 pub(super) fn large_count() -> RangedU64ValueParser {
-    clap::value_parser!(u64).range(1..)
+    clap::value_parser!(u64).range(1..=1_000_000_000_000)
 }
 
 pub(super) fn non_negative(text: &str) -> Result<f64, String> {

@@ -76,6 +76,11 @@ pub(super) fn micro(value: f64) -> f64 {
     (value * 1e6).round() / 1e6
 }
 
+/// Nine decimals: of seconds all that a clock tells, so that no time is 0.
+pub(super) fn nano(value: f64) -> f64 {
+    (value * 1e9).round() / 1e9
+}
+
 pub(super) fn ratio(value: &f64) -> String {
     format!("{value:.2}")
 }

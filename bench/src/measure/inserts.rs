@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::answered;
-use super::figures::milli;
+use super::figures::{milli, nano};
 use super::load::keys::{Lists, key_of, keys_end};
 use super::load::rates::Skew;
 use crate::cli::ending::Usage;
@@ -127,7 +127,7 @@ pub(crate) fn run(common: &Common, args: &SketchArgs) -> Result<()> {
         workers: parts.len(),
         servers: config.servers,
         threads: config.threads,
-        seconds: milli(seconds),
+        seconds: nano(seconds),
         inserts,
         pairs,
         minserts_per_s: inserts as f64 / seconds / 1e6,

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::figures::{
     encoded, median, milli, nanoseconds, quantile_us, ratio, record, spread_warning, tail_warning,
 };
-use super::subject::{Effort, Subject, Task, take_turns};
+use super::subject::{Subject, Task, take_turns, warm_up};
 use crate::cli::values::{name, size};
 use crate::report::{figure, row};
 
@@ -61,7 +61,7 @@ pub(super) fn measure(
     let Task { shape, effort, .. } = *task;
     floor.prepare(shape)?;
     subject.prepare(shape)?;
-    let rounds = take_turns(effort, floor, subject, |subject| batch(effort, subject))?;
+    let rounds = take_turns(effort, floor, subject, batch)?;
     let mut floor = Timed::default();
     let mut subject = Timed::default();
     for (at, round) in rounds.iter().enumerate() {
@@ -134,13 +134,14 @@ impl Timed {
     }
 }
 
-pub(super) fn batch(effort: Effort, subject: &mut dyn Subject) -> Result<Timed> {
+/// Times so many requests, after some that do not count.
+pub(super) fn batch(requests: u64, subject: &mut dyn Subject) -> Result<Timed> {
     let mut timed = Timed::default();
-    for _ in 0..effort.warm_up() {
+    for _ in 0..warm_up(requests) {
         subject.once()?;
         timed.wrong += subject.check()?;
     }
-    for _ in 0..effort.batch {
+    for _ in 0..requests {
         // Checking took time that the system owes the other side if both share a core. The other
         // side gets it now, before the next request is timed.
         std::thread::yield_now();
@@ -154,19 +155,18 @@ pub(super) fn batch(effort: Effort, subject: &mut dyn Subject) -> Result<Timed> 
 mod tests {
     use super::*;
     use crate::measure::mock::Mock;
-    use crate::measure::subject::{Bench, Op, Shape};
+    use crate::measure::subject::{Bench, Effort, Op, Shape};
 
-    fn task(batches: u32, batch: u64) -> Task {
+    fn task(count: u64, batches: u32) -> Task {
         let shape = Shape { op: Op::Pull, keys: 1, bytes: 8, window: 1 };
-        let effort = Effort { batches, batch };
-        Task::new(Bench::Latency, shape, effort)
+        Task::new(Bench::Latency, shape, Effort::new(count, batches))
     }
 
     #[test]
     fn counts_what_counts_and_orders_its_quantiles() {
         let (mut floor, mut subject) = (Mock::default(), Mock::default());
-        let (row, _) = measure("mock", &task(4, 100), &mut floor, &mut subject).unwrap();
-        assert_eq!((row.count, row.wrong), (400, 0));
+        let (row, _) = measure("mock", &task(410, 20), &mut floor, &mut subject).unwrap();
+        assert_eq!((row.count, row.rounds.len(), row.wrong), (410, 20, 0));
         assert!(row.min_us > 0.0 && row.min_us <= row.p50_us && row.p50_us <= row.p90_us);
         assert!(row.p90_us <= row.p99_us && row.p99_us <= row.p999_us && row.p999_us <= row.max_us);
         assert!(row.ratio_p50.is_finite());
@@ -175,10 +175,10 @@ mod tests {
 
     #[test]
     fn wrong_answers_reach_the_row_and_errors_the_caller() {
-        let task = task(1, 20);
+        let task = task(20, 1);
         let mut wrong = Mock { wrong_check: 1, wrong_settle: 1, ..Mock::default() };
         let (row, _) = measure("mock", &task, &mut Mock::default(), &mut wrong).unwrap();
-        assert_eq!(row.wrong, 2 * (20 + task.effort.warm_up() + 1));
+        assert_eq!(row.wrong, 2 * (20 + warm_up(20) + 1));
         assert!(measure("mock", &task, &mut wrong, &mut Mock::default()).is_err());
         let mut fails = Mock { fail: true, ..Mock::default() };
         assert!(measure("mock", &task, &mut Mock::default(), &mut fails).is_err());

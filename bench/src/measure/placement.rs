@@ -15,10 +15,10 @@ use caravan_numa::{Near, NumaId, PageSource, Plan, PuId, Seat, Topology, pin_cur
 use caravan_van::{Endpoint, VanConfig};
 use serde::Serialize;
 
-use super::figures::{milli, quantile_us, ratio};
+use super::figures::{micro, milli, quantile_us, ratio};
 use super::latency::{Timed, batch};
 use super::requests::{Requests, Tables};
-use super::subject::{Effort, Op, Shape, Subject, timed_stream};
+use super::subject::{Op, Shape, Subject, timed_stream};
 use crate::cli::Common;
 use crate::cli::ending::{NO_THREAD, Usage};
 use crate::cluster;
@@ -111,7 +111,7 @@ pub(crate) fn run(common: &Common) -> Result<()> {
         Usage("bench placement measures every place; leave --numa-node out".to_owned())
     );
     let (batches, batch) = if common.smoke { (1, 20) } else { (10, 2000) };
-    let bench = Bench::new(cluster::config(common)?.node, Effort { batches, batch })?;
+    let bench = Bench::new(cluster::config(common)?.node, batches, batch)?;
     let mut report = Machine::first(common, 0)?;
     if bench.topology.nodes().len() < 2 {
         say("this machine has one NUMA node: no memory is far, only cores differ");
@@ -127,16 +127,18 @@ struct Bench {
     topology: Topology,
     worker: Seat,
     cases: Vec<Case>,
-    small: Effort,
-    large: Effort,
+    batches: u64,
+    /// Requests of a batch, of small and of large ones.
+    small: u64,
+    large: u64,
 }
 
 impl Bench {
-    fn new(config: NodeConfig, small: Effort) -> Result<Self> {
+    fn new(config: NodeConfig, batches: u64, small: u64) -> Result<Self> {
         let topology = Topology::this_machine()?;
         let (worker, cases) = cases(&topology)?;
-        let large = Effort { batch: (small.batch / 20).max(2), ..small };
-        Ok(Bench { config, topology, worker, cases, small, large })
+        let large = (small / 20).max(2);
+        Ok(Bench { config, topology, worker, cases, batches, small, large })
     }
 
     fn measure(&self) -> Result<Vec<PlacementCost>> {
@@ -204,7 +206,7 @@ impl Bench {
             let tables = Tables::default();
             tallies.push(Tally { worker, tables, timed: Timed::default(), seconds: 0.0 });
         }
-        for round in 0..=self.small.batches {
+        for round in 0..=self.batches {
             for tally in &mut tallies {
                 self.turn(tally, round > 0)?;
             }
@@ -227,7 +229,7 @@ impl Bench {
 
     fn rows(&self, tallies: &[Tally]) -> Vec<PlacementCost> {
         let p50 = |tally: &Tally| quantile_us(&tally.timed.nanos, 0.5);
-        let bytes = self.large.count() as f64 * BANDWIDTH.bytes as f64;
+        let bytes = (self.batches * self.large) as f64 * BANDWIDTH.bytes as f64;
         let gb = |tally: &Tally| bytes / 1e9 / tally.seconds.max(1e-9);
         let row = |(case, tally): (&Case, &Tally)| PlacementCost {
             van: tally.worker.van(),
@@ -239,7 +241,7 @@ impl Bench {
             count: tally.timed.nanos.len(),
             p50_us: milli(p50(tally)),
             p99_us: milli(quantile_us(&tally.timed.nanos, 0.99)),
-            gb_per_s: milli(gb(tally)),
+            gb_per_s: micro(gb(tally)),
             ratio_p50: milli(p50(tally) / p50(&tallies[0])),
             ratio_gb: milli(gb(tally) / gb(&tallies[0])),
             wrong: tally.timed.wrong,
@@ -298,7 +300,7 @@ mod tests {
     #[test]
     fn every_case_is_measured_and_the_first_is_the_measure() {
         let config = NodeConfig { van: caravan_kv::Van::Tcp, ..NodeConfig::default() };
-        let bench = Bench::new(config, Effort { batches: 1, batch: 4 }).unwrap();
+        let bench = Bench::new(config, 1, 4).unwrap();
         match bench.measure() {
             Ok(rows) => {
                 assert_eq!(rows.len(), bench.cases.len());

@@ -12,8 +12,8 @@ use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
 
 use super::crowd::{Crowd, CrowdRate};
-use super::figures::{four, median, micro, milli, ratio, spread_warning, three};
-use super::subject::{Round, Subject, Task, Work, take_turns, timed_stream};
+use super::figures::{four, median, micro, milli, nano, ratio, spread_warning, three};
+use super::subject::{Batch, Round, Subject, Task, Work, take_turns, timed_stream};
 use crate::cli::values::{name, size};
 use crate::report::{figure, row};
 
@@ -98,7 +98,7 @@ impl Bandwidth {
     pub(super) fn of_many(self, many: CrowdRate) -> Bandwidth {
         let gb_per_s = many.mmsg_per_s * self.bytes as f64 / 1e3;
         Bandwidth {
-            gb_per_s: milli(gb_per_s),
+            gb_per_s: micro(gb_per_s),
             ratio: milli(gb_per_s / self.floor_gb_per_s),
             wrong: self.wrong + many.wrong,
             crowd: Some(many.crowd),
@@ -131,7 +131,7 @@ pub(super) struct Streams {
     ratio: f64,
     /// The cost of those batches of the subject.
     work: Work,
-    /// Seconds of each batch that counts, of the subject and of the floor.
+    /// Requests a second in each round that counts, of the subject and of the floor.
     rounds: Vec<Round<f64>>,
     /// The subject's wrong answers.
     wrong: u64,
@@ -148,24 +148,24 @@ pub(super) fn measure(
     floor.prepare(task.shape)?;
     subject.prepare(task.shape)?;
     let effort = task.effort;
-    let rounds = take_turns(effort, floor, subject, |subject| timed_stream(effort, subject))?;
+    let rounds = take_turns(effort, floor, subject, timed_stream)?;
     let floor_wrong: u64 = rounds.iter().map(|round| round.floor.wrong).sum();
     ensure!(floor_wrong == 0, "the floor itself got {floor_wrong} wrong answers");
     let timed = &rounds[1..];
-    // Never 0, so that a rate stays a number: a nanosecond is less than any clock measures.
-    let ratios = timed.iter().map(|round| round.floor.seconds / round.subject.seconds.max(1e-9));
-    let floor_times = timed.iter().map(|round| round.floor.seconds);
-    let warning = spread_warning("time a batch of the floor", floor_times.clone());
+    let ratios = timed.iter().map(|round| round.floor.seconds / round.subject.seconds);
+    let per_second = |batch: &Batch| batch.requests as f64 / batch.seconds;
+    let floor_times = timed.iter().map(|round| per_second(&round.floor).recip());
+    let warning = spread_warning("time a request of the floor", floor_times);
     Ok(Streams {
-        seconds: timed.iter().map(|round| round.subject.seconds).sum::<f64>().max(1e-9),
-        floor_seconds: floor_times.sum::<f64>().max(1e-9),
+        seconds: timed.iter().map(|round| round.subject.seconds).sum(),
+        floor_seconds: timed.iter().map(|round| round.floor.seconds).sum(),
         ratio: median(ratios),
         work: timed.iter().fold(Work::default(), |sum, round| sum.plus(round.subject.work)),
         rounds: timed
             .iter()
             .map(|round| Round {
-                floor: round.floor.seconds.max(1e-9),
-                subject: round.subject.seconds.max(1e-9),
+                floor: per_second(&round.floor),
+                subject: per_second(&round.subject),
             })
             .collect(),
         wrong: rounds.iter().map(|round| round.subject.wrong).sum(),
@@ -174,27 +174,26 @@ pub(super) fn measure(
 }
 
 impl Streams {
-    /// The figures of the rounds, of the subject and of the floor: `amount` a batch in a second.
+    /// The figures of the rounds, of the subject and of the floor: `amount` a request in a second.
     fn rates(&self, amount: f64) -> (Vec<f64>, Vec<f64>) {
-        let rate = |seconds: f64| micro(amount / seconds);
+        let rate = |per_second: f64| micro(amount * per_second);
         self.rounds.iter().map(|round| (rate(round.subject), rate(round.floor))).unzip()
     }
 }
 
 /// The row of large requests.
 pub(super) fn bandwidth(van: &str, task: &Task, streams: &Streams) -> Bandwidth {
-    let bytes = task.effort.count() as f64 * task.shape.bytes as f64;
-    let (rounds, floor_rounds) =
-        streams.rates(task.effort.batch as f64 * task.shape.bytes as f64 / 1e9);
+    let bytes = task.effort.count as f64 * task.shape.bytes as f64;
+    let (rounds, floor_rounds) = streams.rates(task.shape.bytes as f64 / 1e9);
     Bandwidth {
         van: van.to_owned(),
         op: name(&task.shape.op),
         keys: task.shape.keys,
         bytes: task.shape.bytes,
         window: task.shape.window,
-        seconds: milli(streams.seconds),
-        gb_per_s: milli(bytes / streams.seconds / 1e9),
-        floor_gb_per_s: milli(bytes / streams.floor_seconds / 1e9),
+        seconds: nano(streams.seconds),
+        gb_per_s: micro(bytes / streams.seconds / 1e9),
+        floor_gb_per_s: micro(bytes / streams.floor_seconds / 1e9),
         ratio: milli(streams.ratio),
         wrong: streams.wrong,
         ports: Vec::new(),
@@ -206,10 +205,10 @@ pub(super) fn bandwidth(van: &str, task: &Task, streams: &Streams) -> Bandwidth 
 
 /// The row of small requests.
 pub(super) fn rate(van: &str, task: &Task, streams: &Streams) -> Rate {
-    let count = task.effort.count() as f64;
+    let count = task.effort.count as f64;
     let each = |total: u64| total as f64 / count;
     let Work { worker, servers } = streams.work;
-    let (rounds, floor_rounds) = streams.rates(task.effort.batch as f64 / 1e6);
+    let (rounds, floor_rounds) = streams.rates(1e-6);
     Rate {
         van: van.to_owned(),
         op: name(&task.shape.op),
@@ -240,7 +239,7 @@ mod tests {
 
     fn task(op: Op, bytes: usize, batch: u64) -> Task {
         let shape = Shape { op, keys: 1, bytes, window: 4 };
-        Task::new(Bench::Rate, shape, Effort { batches: 2, batch })
+        Task::new(Bench::Rate, shape, Effort::of(2, batch))
     }
 
     #[test]

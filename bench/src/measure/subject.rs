@@ -181,29 +181,35 @@ impl Subject for Slower<'_> {
 /// How many requests a row takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Effort {
-    /// Batches of each subject that count.
+    /// Requests of each subject that count.
+    pub(crate) count: u64,
+    /// The batches that they come in.
     pub(crate) batches: u32,
-    /// Requests a batch.
-    pub(crate) batch: u64,
 }
 
 impl Effort {
-    /// At least `count` requests in `batches` batches.
+    /// `count` requests in `batches` batches, or fewer if that would leave some empty.
     pub(crate) fn new(count: u64, batches: u32) -> Self {
-        let batches = batches.clamp(1, u32::try_from(count.max(1)).unwrap_or(u32::MAX));
-        Effort { batches, batch: count.max(1).div_ceil(u64::from(batches)) }
+        let count = count.max(1);
+        Effort { count, batches: batches.clamp(1, u32::try_from(count).unwrap_or(u32::MAX)) }
     }
 
-    /// Requests of each subject that count.
-    pub(crate) fn count(self) -> u64 {
-        self.batch * u64::from(self.batches)
+    /// `batches` batches of `batch` requests each.
+    pub(crate) fn of(batches: u32, batch: u64) -> Self {
+        Effort { count: batch.saturating_mul(batches.into()), batches }
     }
 
-    /// Requests before each batch that don't count: they wake threads that slept during the other
-    /// subject's turn.
-    pub(crate) fn warm_up(self) -> u64 {
-        self.batch / 20 + 2
+    /// Requests of each batch; the first ones have one more than the last where it takes that.
+    pub(crate) fn each(self) -> impl Iterator<Item = u64> + Clone {
+        let batches = u64::from(self.batches);
+        (0..batches).map(move |at| self.count / batches + u64::from(at < self.count % batches))
     }
+}
+
+/// Requests before a batch of `batch` that don't count: they wake threads that slept during the
+/// other subject's turn.
+pub(crate) fn warm_up(batch: u64) -> u64 {
+    batch / 20 + 2
 }
 
 /// What one batch gave, of the floor and of the subject.
@@ -214,31 +220,36 @@ pub(crate) struct Round<T> {
 }
 
 /// Lets `floor` and `subject` take turns: one round to warm up, then the effort's batches. `batch`
-/// runs one batch. Returns all rounds, the warm-up first: its wrong answers count, its times don't.
+/// runs one of so many requests. Returns all rounds, the warm-up first: its wrong answers count, its
+/// times don't.
 pub(crate) fn take_turns<T>(
     effort: Effort,
     floor: &mut dyn Subject,
     subject: &mut dyn Subject,
-    mut batch: impl FnMut(&mut dyn Subject) -> Result<T>,
+    mut batch: impl FnMut(u64, &mut dyn Subject) -> Result<T>,
 ) -> Result<Vec<Round<T>>> {
-    let mut round = |_| Ok(Round { floor: batch(&mut *floor)?, subject: batch(&mut *subject)? });
-    (0..=effort.batches).map(&mut round).collect()
+    let round = |requests| {
+        Ok(Round { floor: batch(requests, &mut *floor)?, subject: batch(requests, &mut *subject)? })
+    };
+    effort.each().take(1).chain(effort.each()).map(round).collect()
 }
 
 pub(crate) struct Batch {
+    pub(crate) requests: u64,
+    /// Never 0, so that a rate stays a number: a nanosecond is less than any clock measures.
     pub(crate) seconds: f64,
     pub(crate) work: Work,
     pub(crate) wrong: u64,
 }
 
-pub(crate) fn timed_stream(effort: Effort, subject: &mut dyn Subject) -> Result<Batch> {
-    subject.stream(effort.warm_up())?;
+pub(crate) fn timed_stream(requests: u64, subject: &mut dyn Subject) -> Result<Batch> {
+    subject.stream(warm_up(requests))?;
     let before = subject.work()?;
     let began = Instant::now();
-    subject.stream(effort.batch)?;
-    let seconds = began.elapsed().as_secs_f64();
+    subject.stream(requests)?;
+    let seconds = began.elapsed().as_secs_f64().max(1e-9);
     let work = subject.work()?.since(before);
-    Ok(Batch { seconds, work, wrong: subject.settle()? })
+    Ok(Batch { requests, seconds, work, wrong: subject.settle()? })
 }
 
 #[cfg(test)]
@@ -247,21 +258,28 @@ mod tests {
     use crate::measure::mock::Mock;
 
     #[test]
-    fn effort_covers_the_count() {
-        let effort = Effort::new(100_000, 20);
-        assert_eq!((effort.batches, effort.batch, effort.count()), (20, 5000, 100_000));
-        assert_eq!(Effort::new(3, 20), Effort { batches: 3, batch: 1 });
-        assert_eq!(Effort::new(0, 0), Effort { batches: 1, batch: 1 });
-        assert_eq!(Effort::new(21, 20).count(), 40);
+    fn effort_is_the_count_and_no_batch_is_empty() {
+        for (count, batches, expected) in [
+            (100_000, 20, vec![5000; 20]),
+            (50, 20, [[3; 10], [2; 10]].concat()),
+            (3, 20, vec![1; 3]),
+            (0, 0, vec![1]),
+            (7, 3, vec![3, 2, 2]),
+        ] {
+            let effort = Effort::new(count, batches);
+            assert_eq!(effort.each().collect::<Vec<_>>(), expected);
+            assert_eq!(effort.each().sum::<u64>(), effort.count);
+        }
+        assert_eq!(Effort::of(3, 7).each().collect::<Vec<_>>(), [7; 3]);
     }
 
     #[test]
     fn both_take_turns_with_a_round_to_warm_up() {
         let (mut floor, mut subject) = (Mock::default(), Mock::default());
-        let effort = Effort { batches: 3, batch: 40 };
+        let effort = Effort::of(3, 40);
         let mut order = Vec::new();
-        let rounds = take_turns(effort, &mut floor, &mut subject, |subject| {
-            subject.stream(effort.batch)?;
+        let rounds = take_turns(effort, &mut floor, &mut subject, |requests, subject| {
+            subject.stream(requests)?;
             order.push(());
             Ok(order.len())
         })

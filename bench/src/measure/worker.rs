@@ -133,31 +133,31 @@ fn effort_for(
     subject.prepare(task.shape)?;
     let batches = task.effort.batches;
     let round = lasts / (batches + 1);
-    let batch = |effort, one: &mut dyn Subject| match task.bench {
-        Bench::Latency => latency::batch(effort, one).map(drop),
-        Bench::Bandwidth | Bench::Rate => timed_stream(effort, one).map(drop),
+    let timed = |batch, one: &mut dyn Subject| match task.bench {
+        Bench::Latency => latency::batch(batch, one).map(drop),
+        Bench::Bandwidth | Bench::Rate => timed_stream(batch, one).map(drop),
     };
-    let mut took = |effort| -> Result<Duration> {
+    let mut took = |batch| -> Result<Duration> {
         let began = Instant::now();
-        batch(effort, floor)?;
-        batch(effort, subject)?;
+        timed(batch, floor)?;
+        timed(batch, subject)?;
         Ok(began.elapsed())
     };
-    let mut effort = Effort { batches, batch: 1 };
+    let mut batch = 1;
     loop {
-        let mut shortest = took(effort)?;
+        let mut shortest = took(batch)?;
         // Longer ones were held up.
         for _ in 1..LOOKS {
             if shortest >= round / 2 {
-                shortest = shortest.min(took(effort)?);
+                shortest = shortest.min(took(batch)?);
             }
         }
-        if shortest >= round / 2 || effort.batch >= BATCH_MAX {
+        if shortest >= round / 2 || batch >= BATCH_MAX {
             let times = round.as_secs_f64() / shortest.as_secs_f64().max(1e-9);
-            let batch = (effort.batch as f64 * times) as u64;
-            return Ok(Effort { batches, batch: batch.clamp(1, BATCH_MAX) });
+            let fits = (batch as f64 * times) as u64;
+            return Ok(Effort::of(batches, fits.clamp(1, BATCH_MAX)));
         }
-        effort.batch *= 2;
+        batch *= 2;
     }
 }
 
@@ -178,12 +178,12 @@ mod tests {
     fn a_row_lasts_as_long_as_it_is_told() {
         for bench in [Bench::Latency, Bench::Bandwidth, Bench::Rate] {
             let shape = Shape { op: Op::Pull, keys: 1, bytes: 8, window: 2 };
-            let effort = Effort { batches: 3, batch: 1_000_000_000 };
+            let effort = Effort::of(3, 1_000_000_000);
             let quarter = Duration::from_millis(250);
             let task = Task { lasts: Some(quarter), ..Task::new(bench, shape, effort) };
             let [mut floor, mut subject] = [(); 2].map(|()| Slow(Mock::default()));
             let effort = effort_for(quarter, &task, &mut floor, &mut subject).unwrap();
-            assert!((1..=156).contains(&effort.batch) && effort.batches == 3, "{effort:?}");
+            assert!((3..=468).contains(&effort.count) && effort.batches == 3, "{effort:?}");
             measure("mock", &task, &mut floor, &mut subject).unwrap();
         }
     }
@@ -192,7 +192,7 @@ mod tests {
     fn a_task_and_its_row_travel() {
         for bench in [Bench::Latency, Bench::Bandwidth, Bench::Rate] {
             let shape = Shape { op: Op::Pull, keys: 1, bytes: 8, window: 2 };
-            let effort = Effort { batches: 2, batch: 20 };
+            let effort = Effort::of(2, 20);
             let task = Task::new(bench, shape, effort);
             let text = serde_json::to_string(&task).unwrap();
             let task: Task = serde_json::from_str(&text).unwrap();

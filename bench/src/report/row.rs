@@ -129,8 +129,24 @@ pub(crate) fn line<S: AsRef<str>>(cells: impl IntoIterator<Item = S>) -> String 
 /// Enough digits for small and large figures to be compared by eye.
 pub(crate) fn figure(value: &f64) -> String {
     match value.abs() {
+        v if v > 0.0 && v < 0.001 => format!("{value:.2e}"),
         v if v < 10.0 => format!("{value:.3}"),
         v if v < 1000.0 => format!("{value:.2}"),
         _ => format!("{value:.0}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::figure;
+
+    #[test]
+    fn figures_keep_their_digits_and_only_0_is_0() {
+        for (value, shown) in
+            [(0.0, "0.000"), (1.6e-5, "1.60e-5"), (0.00123, "0.001"), (8.25, "8.250")]
+        {
+            assert_eq!(figure(&value), shown);
+        }
+        assert_eq!([12.345, 1234.5].map(|value| figure(&value)), ["12.35", "1234"]);
     }
 }

@@ -16,7 +16,7 @@ use serde_json::Value;
 use self::judge::{HOSTS_MIN, Judged, Matrix, median, repeats_deviation};
 use self::rows::{FabricRow, LinkRow, Shown};
 use self::worker::{Links, Part, Task};
-use super::figures::{micro, milli};
+use super::figures::{micro, milli, nano};
 use crate::cli::ending::{Failed, Usage};
 use crate::cli::values::size;
 use crate::cli::{Common, FabricArgs};
@@ -198,7 +198,7 @@ impl Fabric {
             slow_links: links.iter().filter(|link| link.is_slow).count(),
             slow_hosts: (0..hosts).filter(|host| is_slow_host(&judged, *host)).count(),
             failed_links: links.iter().filter(|link| link.is_failed).count(),
-            seconds: milli(took.as_secs_f64()),
+            seconds: nano(took.as_secs_f64()),
             words,
             matrices: [
                 shown(format!("GB/s from row to column, {large}"), &rate, &judged[1]),

@@ -10,7 +10,7 @@ use super::drive::KINDS;
 use super::rates::{Rate, Skew};
 use super::worker::{PULL, PUSH, Part, Task};
 use crate::cli::values::{name, size};
-use crate::measure::figures::{decoded, encoded, milli, nanoseconds, quantile_us};
+use crate::measure::figures::{decoded, encoded, milli, nano, nanoseconds, quantile_us};
 use crate::report::{figure, row};
 
 row! {
@@ -167,7 +167,7 @@ impl Merged {
             servers: config.servers,
             threads: config.threads,
             window: task.window,
-            seconds: milli(self.seconds),
+            seconds: nano(self.seconds),
             count: nanos.len(),
             min_us: milli(nanos.min() as f64 / 1e3),
             p50_us: at(0.5),

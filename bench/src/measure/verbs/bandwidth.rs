@@ -16,7 +16,7 @@ use super::side::{Side, Test, pattern};
 use super::{How, padded, yes};
 use crate::cli::values::size;
 use crate::floor::link::Arrival;
-use crate::measure::figures::{four, milli};
+use crate::measure::figures::{four, micro, milli, nano};
 use crate::report::{figure, row};
 
 row! {
@@ -61,7 +61,7 @@ fn signal_every(bytes: usize, window: usize, list: usize) -> usize {
     if list > 1 { list } else { every.min(window / 2).max(1) }
 }
 
-/// Measures `count` messages, at least, `list` at a doorbell, as the asking side.
+/// Measures `count` messages, `list` at a doorbell, as the asking side.
 pub(super) fn measure(side: Side, count: u64, list: usize) -> Result<VerbsBandwidth> {
     let Test { op, bytes, window, .. } = side.test;
     let device = side.link.device().name();
@@ -70,8 +70,6 @@ pub(super) fn measure(side: Side, count: u64, list: usize) -> Result<VerbsBandwi
     let mut stream = Stream::new(side, list, every)?;
     let how = How::of(&mut stream.side, list, every)?;
     stream.run((count / 20).max(1))?;
-    // Whole rounds of completions, so that the last message asks for its own.
-    let count = count.next_multiple_of(every as u64);
     // Never 0, so that a rate stays a number: a nanosecond is less than any clock measures.
     let seconds = stream.run(count)?.as_secs_f64().max(1e-9);
     let messages_per_s = count as f64 / seconds;
@@ -82,9 +80,9 @@ pub(super) fn measure(side: Side, count: u64, list: usize) -> Result<VerbsBandwi
         bytes,
         count,
         window,
-        seconds: milli(seconds),
+        seconds: nano(seconds),
         mib_per_s: milli(bytes_per_s / f64::from(1 << 20)),
-        gb_per_s: milli(bytes_per_s / 1e9),
+        gb_per_s: micro(bytes_per_s / 1e9),
         mmsg_per_s: messages_per_s.round() / 1e6,
         how,
         wrong: stream.verify()?,
@@ -115,16 +113,19 @@ impl Stream {
         Ok(Stream { side, list, every, posted: 0, taken: 0, wrong: 0, landing, landed: Vec::new() })
     }
 
-    /// Moves at least `count` messages to their completion; returns how long that took.
+    /// Moves `count` messages to their completion; returns how long that took.
     fn run(&mut self, count: u64) -> Result<Duration> {
         let began = Instant::now();
-        let until = self.posted + count.next_multiple_of(self.every as u64);
+        let from = self.posted;
+        let until = from + count;
         while self.posted < until || self.side.link.under_way() > 0 {
             while self.posted < until && self.has_room() {
-                for _ in 0..self.list {
+                for _ in self.posted..until.min(self.posted + self.list as u64) {
                     self.post(until)?;
                 }
-                let signal = self.posted.is_multiple_of(self.every as u64);
+                // The last message asks for its own completion, wherever in a round it is.
+                let is_round = (self.posted - from).is_multiple_of(self.every as u64);
+                let signal = is_round || self.posted == until;
                 self.side.link.queue().ring(signal)?;
             }
             self.wait()?;
