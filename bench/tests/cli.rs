@@ -147,6 +147,20 @@ fn benches_print_rows_of_each_kind_and_nothing_wrong() {
     assert_eq!(kinds, ["machine", "latency", "bandwidth", "rate"]);
 }
 
+/// The least memory that a thread can have, in the short form of the unit.
+#[test]
+fn a_bench_runs_with_the_least_memory() {
+    for van in ["tcp", "uring", "shm"] {
+        let line = format!("bench latency --smoke --van {van} --sizes 8,1K --json --job 0x7");
+        let output = caravan(&line, &[("CARAVAN_MEMORY", "2M")]);
+        assert!(output.status.success(), "{van}: {}", text(&output.stderr));
+    }
+    let output = caravan("bench latency --smoke", &[("CARAVAN_MEMORY", "2047K")]);
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("2047K") && said.contains("2 MiB or more"), "{said}");
+}
+
 /// Counts that no number of equal rounds gives, and requests that take no thousandth of a second.
 #[test]
 fn rows_have_the_count_that_was_asked_for_and_no_time_is_0() {

@@ -248,6 +248,9 @@ const CONTROL_CREDITS: u16 = 64;
 const FOR_TESTS: &[&str] = &["CARAVAN_DATA", "CARAVAN_SEED", "CARAVAN_FUZZ_MESSAGES"];
 
 impl NodeConfig {
+    /// Lower bound of `memory_bytes`: the first arena of a thread's pool, and as much for tables.
+    pub const MEMORY_BYTES_MIN: usize = 2 * VanConfig::MEMORY_BYTES_MIN;
+
     /// Settings for a transport of this node.
     pub fn van_config(&self, node: u32) -> VanConfig {
         VanConfig {
@@ -292,17 +295,32 @@ pub fn join_host(host: &str, port: u16) -> String {
     }
 }
 
-/// Parses a number of bytes: `8`, `64KiB`, `1MiB`, `2GiB`; no exponents.
-pub fn parse_bytes(text: &str) -> Option<usize> {
+/// Units of sizes, the largest first.
+pub const BYTE_UNITS: [(&str, u64); 4] =
+    [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1)];
+
+/// Parses a number of bytes: `8`, `64KiB`, `1MiB`, `2GiB`, or in short `64K`, `1M`, `2G`, in capital
+/// or small letters; no fractions and no exponents.
+pub fn parse_bytes(text: &str) -> Option<u64> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let unit = match text[digits.len()..].to_ascii_lowercase().as_str() {
-        "" | "b" => 1,
-        "k" | "kib" => 1 << 10,
-        "m" | "mib" => 1 << 20,
-        "g" | "gib" => 1 << 30,
-        _ => return None,
+    let suffix = &text[digits.len()..];
+    let is_unit = |name: &str| [name, &name[..1]].iter().any(|it| it.eq_ignore_ascii_case(suffix));
+    let unit = match suffix {
+        "" => 1,
+        _ => BYTE_UNITS.iter().find(|(name, _)| is_unit(name))?.1,
     };
-    digits.trim_end().parse::<usize>().ok()?.checked_mul(unit)
+    parse_digits(digits.trim_end(), 10)?.checked_mul(unit)
+}
+
+/// Parses a hexadecimal number, with `0x` before it or without.
+pub fn parse_hexadecimal(text: &str) -> Option<u64> {
+    parse_digits(text.strip_prefix("0x").unwrap_or(text), 16)
+}
+
+/// Parses digits alone; the standard library takes a sign, too.
+fn parse_digits(text: &str, radix: u32) -> Option<u64> {
+    let are_digits = text.chars().all(|c| c.is_digit(radix));
+    are_digits.then(|| u64::from_str_radix(text, radix).ok())?
 }
 
 /// The wait policy called `name`, if there is one.
@@ -354,6 +372,11 @@ mod tests {
             ("CARAVAN_ROLE", "master"),
             ("CARAVAN_RANK", "-1"),
             ("CARAVAN_HEARTBEAT_S", "0"),
+            ("CARAVAN_MEMORY", "2097151"),
+            ("CARAVAN_MEMORY", "2kb"),
+            ("CARAVAN_JOB", "0x0x7"),
+            ("CARAVAN_JOB", "+7"),
+            ("CARAVAN_RDMA_PKEY", "0x10000"),
             ("CARAVAN_SCHEDULER", "nonsense"),
             ("CARAVAN_SCHEDULER", "host:99999"),
             ("CARAVAN_SCHEDULER", ":7000"),
@@ -433,11 +456,20 @@ mod tests {
 
     #[test]
     fn sizes_have_units() {
-        assert_eq!(parse_bytes("16KiB"), Some(16384));
-        assert_eq!(parse_bytes("8"), Some(8));
+        for text in ["16KiB", "16kib", "16K", "16k", "16384", "16384B"] {
+            assert_eq!(parse_bytes(text), Some(16384), "{text}");
+        }
         assert_eq!(parse_bytes("4 MiB"), Some(4 << 20));
-        assert_eq!(parse_bytes("99999999999GiB"), None);
-        assert_eq!(parse_bytes("MiB"), None);
-        assert_eq!(parse_bytes("8x"), None);
+        for text in ["", "MiB", "8x", "8kb", "+8", "1.5K", "99999999999GiB"] {
+            assert_eq!(parse_bytes(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn hexadecimal_numbers_have_one_prefix_or_none() {
+        assert_eq!(["beef", "0xbeef"].map(parse_hexadecimal), [Some(0xbeef); 2]);
+        for text in ["", "0x", "0x0x7", "+7", "g", "10000000000000000"] {
+            assert_eq!(parse_hexadecimal(text), None, "{text}");
+        }
     }
 }

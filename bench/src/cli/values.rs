@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use caravan_kv::config::is_address;
+use caravan_kv::config::{BYTE_UNITS, is_address, parse_bytes, parse_hexadecimal};
 use caravan_kv::node::Numa;
 use caravan_learn::dbpg::{Filters, Straggle};
 use caravan_learn::kmeans::Batches;
@@ -14,29 +14,19 @@ use clap::builder::{RangedI64ValueParser, RangedU64ValueParser};
 
 use crate::launch::hosts::HostList;
 
-const SUFFIXES: [(&str, u64); 4] = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1)];
-
-/// Reads `8`, `64B`, `1KiB`, `4MiB`: bytes, at least 1.
+/// Reads `8`, `64B`, `1KiB`, `4M`: bytes, at least 1.
 pub(crate) fn parse_size(text: &str) -> Result<usize, String> {
-    let bytes = bytes(text)?.filter(|bytes| *bytes <= SIZE_BYTES_MAX);
-    bytes.map(|bytes| bytes as usize).ok_or(format!("{text:?} is not between 1 byte and 1GiB"))
+    let bytes = parse_bytes(text).filter(|bytes| (1..=SIZE_BYTES_MAX).contains(bytes));
+    bytes.map(|bytes| bytes as usize).ok_or_else(|| {
+        format!("{text:?} is no size from 1 byte to 1GiB; write it like 8, 64, 1KiB or 4MiB")
+    })
 }
 
 /// Reads a size of memory.
 pub(super) fn memory(text: &str) -> Result<u64, String> {
-    bytes(text)?.ok_or(format!("{text:?} is not between 1 byte and 2^64 of them"))
-}
-
-/// Reads a number of bytes; `None` for 0 and for what is above 2^64.
-fn bytes(text: &str) -> Result<Option<u64>, String> {
-    let mut suffixes = SUFFIXES.iter();
-    let split = suffixes.find_map(|(suffix, unit)| Some((text.strip_suffix(suffix)?, *unit)));
-    let (digits, unit) = split.unwrap_or((text, 1));
-    let number: u64 = digits
-        .trim()
-        .parse()
-        .map_err(|_| format!("{text:?} is not a size; write it like 8, 64, 1KiB or 4MiB"))?;
-    Ok(number.checked_mul(unit).filter(|bytes| *bytes > 0))
+    parse_bytes(text).filter(|bytes| *bytes > 0).ok_or_else(|| {
+        format!("{text:?} is no size below 2^64 bytes; write it like 512MiB or 4GiB")
+    })
 }
 
 /// Largest payload of one request, in bytes.
@@ -52,8 +42,8 @@ pub(super) fn parse_values(text: &str) -> Result<usize, String> {
 /// Writes a size the way [`parse_size`] reads it, in the largest unit that divides it.
 pub(crate) fn size(bytes: &usize) -> String {
     let bytes = *bytes as u64;
-    let mut suffixes = SUFFIXES.iter();
-    let fits = suffixes.find(|(_, unit)| bytes >= *unit && bytes.is_multiple_of(*unit));
+    let mut units = BYTE_UNITS.iter();
+    let fits = units.find(|(_, unit)| bytes >= *unit && bytes.is_multiple_of(*unit));
     let (suffix, unit) = fits.unwrap_or(&("B", 1));
     format!("{} {suffix}", bytes / unit)
 }
@@ -166,7 +156,7 @@ pub(super) fn etcd(text: &str) -> Result<PathBuf, String> {
 }
 
 pub(super) fn hexadecimal(text: &str) -> Result<u64, String> {
-    u64::from_str_radix(text, 16).map_err(|_| format!("{text:?} is not a hexadecimal number"))
+    parse_hexadecimal(text).ok_or_else(|| format!("{text:?} is no hexadecimal number below 2^64"))
 }
 
 pub(super) fn hosts(text: &str) -> Result<HostList, String> {
@@ -270,6 +260,8 @@ mod tests {
             ("1GiB", 1 << 30, "1 GiB"),
             ("1000", 1000, "1000 B"),
             ("1536", 1536, "1536 B"),
+            ("1K", 1024, "1 KiB"),
+            ("2 mib", 2 << 20, "2 MiB"),
         ] {
             assert_eq!(parse_size(text), Ok(bytes));
             assert_eq!(size(&bytes), shown);

@@ -1,13 +1,15 @@
 //! The environment variables: a row for each, with its parser and the text that hands it down to a
 //! child process.
 
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use caravan_numa::HugePages;
 use caravan_van::{RdmaConfig, Secret, VanConfig, Wait};
 
-use super::{ClusterConfig, JobRole, huge_pages_named, is_address, parse_bytes, wait_named};
+use super::{ClusterConfig, JobRole, NodeConfig};
+use super::{huge_pages_named, is_address, parse_bytes, parse_hexadecimal, wait_named};
 use crate::node::Van;
 use crate::secret::SecretSource;
 
@@ -56,7 +58,7 @@ pub const VARS: &[Var] = &[
         name: "CARAVAN_JOB",
         default: "0",
         help: "number of the job, hexadecimal; nodes of other jobs are refused",
-        set: |c, v| u64::from_str_radix(v, 16).ok().map(|n| c.node.job = n),
+        set: |c, v| parse_hexadecimal(v).map(|n| c.node.job = n),
         show: |c| format!("{:x}", c.node.job),
     },
     Var {
@@ -167,7 +169,10 @@ pub const VARS: &[Var] = &[
         name: "CARAVAN_RDMA_PKEY",
         default: "auto",
         help: "partition (P_Key), hexadecimal as 0x8001, for direct connections; auto is the first of the port",
-        set: |c, v| or_auto(v, hexadecimal).map(|n| c.node.rdma.pkey = n),
+        set: |c, v| {
+            let key = |v: &str| u16::try_from(parse_hexadecimal(v)?).ok();
+            or_auto(v, key).map(|n| c.node.rdma.pkey = n)
+        },
         show: |c| c.node.rdma.pkey.map_or("auto".to_owned(), |n| format!("{n:#06x}")),
     },
     Var {
@@ -233,11 +238,9 @@ pub const VARS: &[Var] = &[
     Var {
         name: "CARAVAN_MEMORY",
         default: "8GiB",
-        help: "limit of a thread's memory, registered or kept for peers, as 512MiB; 1 MiB or more",
+        help: "limit of a thread's memory, registered or kept for peers, as 512MiB; 2 MiB or more",
         set: |c, v| {
-            parse_bytes(v)
-                .filter(|&n| n >= VanConfig::MEMORY_BYTES_MIN)
-                .map(|n| c.node.memory_bytes = n)
+            bytes(v, NodeConfig::MEMORY_BYTES_MIN..=usize::MAX).map(|n| c.node.memory_bytes = n)
         },
         show: |c| c.node.memory_bytes.to_string(),
     },
@@ -245,11 +248,7 @@ pub const VARS: &[Var] = &[
         name: "CARAVAN_EAGER_LIMIT",
         default: "24KiB",
         help: "longer messages go by rendezvous; 512 B to 32 KiB, at most 8 KiB on the rdma van; the shm van lends shared values of 2 KiB or more",
-        set: |c, v| {
-            parse_bytes(v)
-                .filter(|n| VanConfig::FRAME_BYTES.contains(n))
-                .map(|n| c.node.eager_bytes = n)
-        },
+        set: |c, v| bytes(v, VanConfig::FRAME_BYTES).map(|n| c.node.eager_bytes = n),
         show: |c| c.node.eager_bytes.to_string(),
     },
     Var {
@@ -406,6 +405,10 @@ fn count(text: &str, max: usize) -> Option<usize> {
     text.parse().ok().filter(|n| (1..=max).contains(n))
 }
 
+fn bytes(text: &str, range: RangeInclusive<usize>) -> Option<usize> {
+    usize::try_from(parse_bytes(text)?).ok().filter(|bytes| range.contains(bytes))
+}
+
 /// What `read` makes of a text; none of "auto".
 fn or_auto<T>(text: &str, read: impl Fn(&str) -> Option<T>) -> Option<Option<T>> {
     if text.is_empty() || text == "auto" { Some(None) } else { read(text).map(Some) }
@@ -413,10 +416,6 @@ fn or_auto<T>(text: &str, read: impl Fn(&str) -> Option<T>) -> Option<Option<T>>
 
 fn shown(number: Option<impl ToString>) -> String {
     number.map_or("auto".to_owned(), |number| number.to_string())
-}
-
-fn hexadecimal(text: &str) -> Option<u16> {
-    u16::from_str_radix(text.trim_start_matches("0x"), 16).ok()
 }
 
 fn flag(text: &str) -> Option<bool> {
