@@ -135,18 +135,7 @@ impl Lists {
         let mut ranks = HashSet::with_capacity(each);
         for _ in 0..lists {
             ranks.clear();
-            while ranks.len() < each {
-                let mut rank = zipf.draw(draws);
-                for _ in 0..TRIES {
-                    if !ranks.contains(&rank) {
-                        break;
-                    }
-                    rank = zipf.draw(draws);
-                }
-                while !ranks.insert(rank) {
-                    rank = (rank + 1) % count;
-                }
-            }
+            draw_ranks(&zipf, each, draws, &mut ranks);
             let from = keys.len();
             keys.extend(ranks.iter().map(|rank| scattered(place(*rank, step, count))));
             keys[from..].sort_unstable();
@@ -170,8 +159,26 @@ impl Lists {
 /// Keys that are drawn ahead, about as many.
 const KEYS_DRAWN: usize = 1 << 21;
 const LISTS_MAX: usize = 1 << 18;
-/// So often a key that the list has is drawn again; then it takes the next one by popularity.
-const TRIES: usize = 16;
+/// A list takes at most so many draws a key.
+const DRAWS_OF_KEY: usize = 4;
+
+/// Draws ranks without repetitions until there are `each`, of which the table has as many. A rank
+/// that was drawn before is drawn again. What the draws leave out of a steep or a small table is
+/// filled with the most popular ranks, which would come next more often than others.
+fn draw_ranks(zipf: &Zipf, each: usize, draws: &mut Draws, ranks: &mut HashSet<u64>) {
+    for _ in 0..each * DRAWS_OF_KEY {
+        if ranks.len() == each {
+            return;
+        }
+        ranks.insert(zipf.draw(draws));
+    }
+    for rank in 0..zipf.count {
+        if ranks.len() == each {
+            return;
+        }
+        ranks.insert(rank);
+    }
+}
 
 /// The key of this rank by popularity, in a table of `count` keys.
 pub(in crate::measure) fn key_of(rank: u64, count: u64) -> u64 {
@@ -243,14 +250,38 @@ mod tests {
     #[test]
     fn lists_are_sorted_and_without_repetitions() {
         let mut draws = Draws::new(1, 2);
-        for (count, exponent, each) in [(8, 3.0, 8), (100, 1.05, 7), (65_536, 0.0, 1), (1, 1.0, 1)]
-        {
+        for (count, exponent, each) in [
+            (8, 3.0, 8),
+            (100, 1.05, 7),
+            (65_536, 0.0, 1),
+            (1, 1.0, 1),
+            (1000, 1.05, 1000),
+            (100_000, 20.0, 50_000),
+        ] {
             let lists = Lists::draw(count, exponent, each, &mut draws);
             for number in 0..1000 {
                 let list = lists.of(number);
                 assert_eq!(list.len(), each);
                 assert!(list.is_sorted_by(|a, b| a < b), "{list:?}");
             }
+        }
+    }
+
+    /// Goal: a list never takes more draws than its keys are worth, however few ranks are left.
+    /// Method: the draws that a list of all ranks took, against as many by hand.
+    #[test]
+    fn lists_of_all_keys_take_few_draws() {
+        for exponent in [0.0, 1.05, 20.0] {
+            let zipf = Zipf::new(1000, exponent);
+            let mut ranks = HashSet::new();
+            let mut draws = Draws::new(1, 2);
+            let mut spare = draws;
+            draw_ranks(&zipf, 1000, &mut draws, &mut ranks);
+            assert_eq!(ranks.len(), 1000);
+            let next = draws.next_bits();
+            // A rank takes two bits of luck at most on average.
+            let is_next = (0..2 * 1000 * DRAWS_OF_KEY).any(|_| spare.next_bits() == next);
+            assert!(is_next, "{exponent}");
         }
     }
 
