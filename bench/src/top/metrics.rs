@@ -1,11 +1,12 @@
 //! `caravan top --serve`: the metrics of a whole cluster on one page, in the text format of
 //! Prometheus.
 //!
-//! Requests are served one after the other: each has a bound on its time and on its length, which
-//! small HTTP servers on crates.io lack. The cluster does not notice a slow reader.
+//! All readers are looked at in turn, and none is waited for. Each has a bound on its time and on
+//! its length, which small HTTP servers on crates.io lack. The cluster does not notice a slow reader.
 
+use std::collections::VecDeque;
 use std::fmt::{Display, Write as _};
-use std::io::{ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
@@ -15,11 +16,14 @@ use caravan_kv::node::{LanesByVan, NodeState, Observer, Vitals};
 use crate::cli::ending::Usage;
 use crate::report::say;
 
-/// Time between two looks for a reader.
+/// Time between two looks at the readers.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// How long a reader may take to ask, and as long again to read.
 const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Most readers at a time; one more takes the place of the one that came first.
+const READERS_MAX: usize = 64;
 
 /// Longest request, in bytes.
 const REQUEST_BYTES_MAX: usize = 8 << 10;
@@ -33,23 +37,18 @@ pub(super) fn serve(address: &str, observer: &mut Observer) -> Result<()> {
         .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
         .map_err(|error| Usage(format!("cannot serve metrics at {address}: {error}")))?;
     say(format_args!("metrics are at http://{}/metrics", listener.local_addr()?));
+    let mut readers = Readers::default();
     loop {
-        match listener.accept() {
-            // A reader that goes away is its own affair.
-            Ok((stream, _)) => drop(answer(stream, observer)),
-            Err(error) if error.kind() == ErrorKind::WouldBlock => observer.pause(LOOK)?,
-            Err(error) => {
-                say(format_args!("cannot accept a reader of metrics: {error}"));
-                observer.pause(LOOK)?;
-            }
+        if let Err(error) = readers.accept(&listener, Instant::now()) {
+            say(format_args!("cannot accept a reader of metrics: {error}"));
         }
+        readers.look(Instant::now(), |request| answer(request, observer));
+        observer.pause(LOOK)?;
     }
 }
 
-/// Answers one request.
-fn answer(mut stream: TcpStream, observer: &mut Observer) -> std::io::Result<()> {
-    stream.set_nonblocking(false)?;
-    let Some(request) = request(&mut stream)? else { return Ok(()) };
+/// The answer to a request with this first line.
+fn answer(request: &str, observer: &mut Observer) -> String {
     let (status, body) = match request.split(' ').collect::<Vec<_>>()[..] {
         ["GET", "/metrics", _] => match observer.nodes() {
             Ok(nodes) => ("200 OK", page(&nodes)),
@@ -60,47 +59,101 @@ fn answer(mut stream: TcpStream, observer: &mut Observer) -> std::io::Result<()>
     };
     let kind = "text/plain; version=0.0.4; charset=utf-8";
     let length = body.len();
-    let answer = format!(
+    format!(
         "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\n\
          Connection: close\r\n\r\n{body}"
-    );
-    write_in_time(&mut stream, answer.as_bytes())
+    )
 }
 
-/// Writes all of `bytes`, unless the reader takes too long for it.
-fn write_in_time(stream: &mut TcpStream, mut bytes: &[u8]) -> std::io::Result<()> {
-    let until = Instant::now() + PATIENCE;
-    while !bytes.is_empty() {
-        let Some(left) = left(until) else { return Err(ErrorKind::TimedOut.into()) };
-        stream.set_write_timeout(Some(left))?;
-        bytes = &bytes[stream.write(bytes)?..];
-    }
-    Ok(())
-}
+/// Those who are connected, in the order in which they came.
+#[derive(Default)]
+struct Readers(VecDeque<Reader>);
 
-/// The time until then; `None` if there is none.
-fn left(until: Instant) -> Option<Duration> {
-    let left = until.saturating_duration_since(Instant::now());
-    (!left.is_zero()).then_some(left)
-}
-
-/// Reads a request and returns its first line; `None` if it is too long or comes too late.
-fn request(stream: &mut TcpStream) -> std::io::Result<Option<String>> {
-    let until = Instant::now() + PATIENCE;
-    let mut read = Vec::new();
-    let mut piece = [0; 1024];
-    while read.len() < REQUEST_BYTES_MAX {
-        let Some(left) = left(until) else { return Ok(None) };
-        stream.set_read_timeout(Some(left))?;
-        let count = stream.read(&mut piece)?;
-        read.extend_from_slice(&piece[..count]);
-        let is_whole = read.windows(4).any(|four| four == b"\r\n\r\n");
-        if is_whole || count == 0 {
-            let text = String::from_utf8_lossy(&read);
-            return Ok(text.lines().next().map(str::to_owned));
+impl Readers {
+    /// Takes in whoever has connected, but not more than there is room for.
+    fn accept(&mut self, listener: &TcpListener, now: Instant) -> io::Result<()> {
+        for _ in 0..READERS_MAX {
+            let stream = match listener.accept() {
+                Ok((stream, _)) => stream,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) => return Err(error),
+            };
+            stream.set_nonblocking(true)?;
+            if self.0.len() == READERS_MAX {
+                self.0.pop_front();
+            }
+            self.0.push_back(Reader::new(stream, now));
         }
+        Ok(())
     }
-    Ok(None)
+
+    /// Goes on with every reader as far as that takes no wait, and leaves those that are done.
+    fn look(&mut self, now: Instant, mut answer: impl FnMut(&str) -> String) {
+        // A reader that goes away is its own affair.
+        self.0.retain_mut(|reader| reader.go_on(now, &mut answer).is_ok_and(|is_done| !is_done));
+    }
+}
+
+/// One who asks, and then reads the answer.
+struct Reader {
+    stream: TcpStream,
+    /// It is left then.
+    until: Instant,
+    /// What has come of the request.
+    asked: Vec<u8>,
+    /// What it has not read yet; `None` before the whole request is there.
+    unread: Option<VecDeque<u8>>,
+}
+
+impl Reader {
+    fn new(stream: TcpStream, now: Instant) -> Reader {
+        Reader { stream, until: now + PATIENCE, asked: Vec::new(), unread: None }
+    }
+
+    /// Reads and writes what goes without a wait; returns whether this reader is done.
+    ///
+    /// # Errors
+    /// If it is gone, takes too long, or asks too much.
+    fn go_on(&mut self, now: Instant, answer: impl FnOnce(&str) -> String) -> io::Result<bool> {
+        if now >= self.until {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        if self.unread.is_none() {
+            let Some(request) = self.request()? else { return Ok(false) };
+            self.unread = Some(answer(&request).into_bytes().into());
+            self.until = now + PATIENCE;
+        }
+        let unread = self.unread.get_or_insert_default();
+        while !unread.is_empty() {
+            match self.stream.write(unread.as_slices().0) {
+                Ok(0) => return Err(ErrorKind::WriteZero.into()),
+                Ok(count) => drop(unread.drain(..count)),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(true)
+    }
+
+    /// The first line of the request, once all of it is there.
+    fn request(&mut self) -> io::Result<Option<String>> {
+        let mut piece = [0; 1024];
+        while self.asked.len() < REQUEST_BYTES_MAX {
+            let count = match self.stream.read(&mut piece) {
+                Ok(count) => count,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(None),
+                Err(error) => return Err(error),
+            };
+            self.asked.extend_from_slice(&piece[..count]);
+            let is_whole = self.asked.windows(4).any(|four| four == b"\r\n\r\n");
+            if is_whole || count == 0 {
+                let text = String::from_utf8_lossy(&self.asked);
+                let line = text.lines().next().ok_or(ErrorKind::UnexpectedEof)?;
+                return Ok(Some(line.to_owned()));
+            }
+        }
+        Err(ErrorKind::InvalidData.into())
+    }
 }
 
 /// The text of all metrics.
@@ -218,20 +271,74 @@ mod tests {
         assert!(!page.contains(&format!("caravan_clock{{{server}")), "it has told nothing");
     }
 
-    #[test]
-    fn a_slow_reader_is_left_after_a_while() {
+    /// Readers of a listener, and those who connect to it.
+    fn listen() -> (Readers, TcpListener, impl Fn() -> TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let reader = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let (mut stream, _) = listener.accept().unwrap();
-        let reading = std::thread::spawn(move || {
-            let mut piece = vec![0; 64 << 10];
-            while (&reader).read(&mut piece).is_ok_and(|count| count > 0) {
-                std::thread::sleep(Duration::from_millis(100));
-            }
-        });
-        write_in_time(&mut stream, &vec![0; 64 << 20]).unwrap_err();
-        stream.shutdown(std::net::Shutdown::Both).unwrap();
-        drop(stream);
-        reading.join().unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let address = listener.local_addr().unwrap();
+        (Readers::default(), listener, move || TcpStream::connect(address).unwrap())
+    }
+
+    fn is_left(mut stream: &TcpStream) -> bool {
+        stream.set_nonblocking(true).unwrap();
+        !stream.read(&mut [0]).is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
+    }
+
+    /// Goal: whoever asks is answered whatever those do who came before. Method: the clock stands
+    /// still, so none of the silent ones is left for its silence.
+    #[test]
+    fn silent_readers_delay_nobody_and_are_left_in_the_end() {
+        let (mut readers, listener, connect) = listen();
+        let now = Instant::now();
+        let silent: Vec<TcpStream> = (0..20).map(|_| connect()).collect();
+        let mut asks = connect();
+        asks.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
+        while readers.0.len() < 21 {
+            readers.accept(&listener, now).unwrap();
+        }
+        while readers.0.len() > 20 {
+            readers.look(now, |request| format!("asked {request}"));
+        }
+        let mut read = String::new();
+        asks.read_to_string(&mut read).unwrap();
+        assert_eq!(read, "asked GET /metrics HTTP/1.1");
+        assert!(!silent.iter().any(is_left));
+        readers.look(now + PATIENCE, |_| String::new());
+        assert_eq!(readers.0.len(), 0);
+    }
+
+    #[test]
+    fn the_first_reader_goes_when_there_are_too_many() {
+        let (mut readers, listener, connect) = listen();
+        let now = Instant::now();
+        let streams: Vec<TcpStream> = (0..=READERS_MAX).map(|_| connect()).collect();
+        let ports = || streams.iter().map(|it| it.local_addr().unwrap().port());
+        let last = ports().next_back();
+        let newest = |readers: &Readers| Some(readers.0.back()?.stream.peer_addr().unwrap().port());
+        while newest(&readers) != last {
+            readers.accept(&listener, now).unwrap();
+        }
+        let there: Vec<u16> =
+            readers.0.iter().map(|reader| reader.stream.peer_addr().unwrap().port()).collect();
+        assert_eq!(there, ports().skip(1).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn one_who_asks_too_much_or_does_not_read_is_left() {
+        let (mut readers, listener, connect) = listen();
+        let now = Instant::now();
+        let mut long = connect();
+        long.write_all(&[b'x'; 2 * REQUEST_BYTES_MAX]).unwrap();
+        let mut slow = connect();
+        slow.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+        while readers.0.len() < 2 {
+            readers.accept(&listener, now).unwrap();
+        }
+        let large = "x".repeat(64 << 20);
+        while readers.0.len() > 1 || readers.0[0].unread.is_none() {
+            readers.look(now, |_| large.clone());
+        }
+        readers.look(now + PATIENCE, |_| String::new());
+        assert_eq!(readers.0.len(), 0);
     }
 }
