@@ -76,12 +76,9 @@ pub(super) const CHECKS: &[Check] = &[
     Check {
         name: "cpu-limit",
         find: |seen| {
-            let quota = |line: String| {
-                let (quota, period) = line.split_once(' ')?;
-                Some(quota.parse::<f64>().ok()? / period.parse::<f64>().ok()?)
-            };
-            let groups = seen.root.of_groups("cpu.max").into_iter().filter_map(quota);
-            let least = groups.reduce(f64::min).filter(|cpus| *cpus < seen.threads as f64);
+            let groups = seen.root.groups("cpu").into_iter();
+            let least = groups.filter_map(|group| quota(&seen.root, &group)).reduce(f64::min);
+            let least = least.filter(|cpus| *cpus < seen.threads as f64);
             short_of(
                 seen.threads,
                 least.map(|cpus| {
@@ -185,8 +182,8 @@ pub(super) const CHECKS: &[Check] = &[
     Check {
         name: "memory-limit",
         find: |seen| {
-            let groups = seen.root.of_groups("memory.max").into_iter();
-            let least = groups.filter_map(|it| it.parse::<f64>().ok()).reduce(f64::min);
+            let files = ["memory.max", "memory.limit_in_bytes"];
+            let least = seen.root.least_of_groups("memory", &files);
             let low = least.filter(|bytes| *bytes < seen.memory_bytes as f64);
             let asked = seen.memory_bytes as f64 / MIB;
             short_of(asked.ceil(), low.map(|bytes| {
@@ -214,8 +211,7 @@ pub(super) const CHECKS: &[Check] = &[
     Check {
         name: "pids-limit",
         find: |seen| {
-            let groups = seen.root.of_groups("pids.max").into_iter();
-            let least = groups.filter_map(|it| it.parse::<f64>().ok()).reduce(f64::min);
+            let least = seen.root.least_of_groups("pids", &["pids.max"]);
             let needed = 128.0_f64.max(4.0 * seen.threads as f64);
             let low = least.filter(|pids| *pids < needed);
             short_of(needed, low.map(|pids| format!("the control group allows {pids} threads")))
@@ -245,6 +241,17 @@ pub(super) const CHECKS: &[Check] = &[
         command: "docker run --security-opt seccomp=unconfined IMAGE",
     },
 ];
+
+/// The CPUs that a control group allows, if it has a quota: of version 2 or of version 1.
+fn quota(root: &Root, group: &str) -> Option<f64> {
+    let number = |file: &str| root.number(&format!("{group}/{file}"));
+    let period_of = |line: String| line.split_once(' ')?.1.parse().ok();
+    let [quota, period] = match root.text(&format!("{group}/cpu.max")) {
+        Some(line) => [number("cpu.max")?, period_of(line)?],
+        None => [number("cpu.cfs_quota_us")?, number("cpu.cfs_period_us")?],
+    };
+    (quota > 0.0).then_some(quota / period)
+}
 
 /// States that cores sleep in and take 50 µs or more to wake from, if they are allowed.
 fn deep_idle(root: &Root) -> Option<String> {

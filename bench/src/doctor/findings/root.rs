@@ -41,12 +41,35 @@ impl Root {
         self.entry(path, key)?.split_whitespace().next()?.parse().ok()
     }
 
-    /// A file of this process's control group and of each above it, where limits apply as well.
-    pub(super) fn of_groups(&self, file: &str) -> Vec<String> {
-        let group = self.entry("/proc/self/cgroup", "0::").unwrap_or_default();
-        let group = Path::new("/sys/fs/cgroup").join(group.trim_start_matches('/'));
-        let above = group.ancestors().take_while(|it| it.starts_with("/sys/fs/cgroup"));
-        above.filter_map(|group| self.text(&group.join(file).to_string_lossy())).collect()
+    /// The folders of this process's control groups, and of each above them, where limits apply as
+    /// well. Version 2 has one tree of groups for all controllers; version 1 has several, below the
+    /// name of a controller or of all that a tree has.
+    pub(super) fn groups(&self, controller: &str) -> Vec<String> {
+        let mut groups = Vec::new();
+        for line in self.text("/proc/self/cgroup").unwrap_or_default().lines() {
+            let mut words = line.splitn(3, ':').skip(1);
+            let (Some(controllers), Some(group)) = (words.next(), words.next()) else { continue };
+            let mut trees = vec![""];
+            if !controllers.is_empty() {
+                let is_it = controllers.split(',').any(|it| it == controller);
+                trees = if is_it { vec![controller, controllers] } else { Vec::new() };
+            }
+            for tree in trees {
+                let tree = Path::new("/sys/fs/cgroup").join(tree);
+                let group = tree.join(group.trim_start_matches('/'));
+                let above = group.ancestors().take_while(|it| it.starts_with(&tree));
+                groups.extend(above.map(|it| it.display().to_string()));
+            }
+        }
+        groups
+    }
+
+    /// The least number in one of these files of this process's control groups.
+    pub(super) fn least_of_groups(&self, controller: &str, files: &[&str]) -> Option<f64> {
+        let groups = self.groups(controller).into_iter();
+        let paths =
+            groups.flat_map(|group| files.iter().map(move |file| format!("{group}/{file}")));
+        paths.filter_map(|path| self.number(&path)).reduce(f64::min)
     }
 }
 

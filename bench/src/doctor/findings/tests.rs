@@ -26,7 +26,12 @@ const WELL: &[(&str, &str)] = &[
     ("/sys/fs/cgroup/job/one/cpu.max", "max 100000"),
     ("/sys/fs/cgroup/job/one/memory.max", "max"),
     ("/sys/fs/cgroup/job/one/pids.max", "max"),
-    ("/proc/self/cgroup", "0::/job/one"),
+    ("/proc/self/cgroup", "5:pids:/\n4:memory:/job\n3:cpu,cpuacct:/job/one\n0::/job/one"),
+    // Version 1, beside it: no quota, and no limit of memory.
+    ("/sys/fs/cgroup/cpu,cpuacct/job/one/cpu.cfs_quota_us", "-1"),
+    ("/sys/fs/cgroup/cpu,cpuacct/job/one/cpu.cfs_period_us", "100000"),
+    ("/sys/fs/cgroup/memory/job/memory.limit_in_bytes", "9223372036854771712"),
+    ("/sys/fs/cgroup/pids/pids.max", "max"),
     (
         "/proc/self/status",
         "Name:\tcaravan\nSeccomp:\t0\nCapEff:\t0\nCpus_allowed_list:\t0-15\n\
@@ -101,6 +106,14 @@ const WRONG: &[(&str, &[(&str, &str)])] = &[
     ("cpu-limit", &[("/sys/fs/cgroup/job/one/cpu.max", "150000 100000")]),
     // A limit of the group above holds, too.
     ("cpu-limit", &[("/sys/fs/cgroup/job/cpu.max", "50000 100000")]),
+    ("cpu-limit", &[("/sys/fs/cgroup/cpu,cpuacct/job/one/cpu.cfs_quota_us", "50000")]),
+    (
+        "cpu-limit",
+        &[
+            ("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "50000"),
+            ("/sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000"),
+        ],
+    ),
     ("busy", &[("/proc/loadavg", "12.5 3.0 1.0 14/200 4000")]),
     ("steal", &[("/proc/stat", "cpu  1000 0 100 8000 0 0 0 900 0 0")]),
     ("numa-balancing", &[("/proc/sys/kernel/numa_balancing", "1")]),
@@ -113,9 +126,11 @@ const WRONG: &[(&str, &[(&str, &str)])] = &[
     ),
     ("memory", &[("/proc/meminfo", "MemAvailable: 90000 kB")]),
     ("memory-limit", &[("/sys/fs/cgroup/job/memory.max", "536870912")]),
+    ("memory-limit", &[("/sys/fs/cgroup/memory/job/memory.limit_in_bytes", "536870912")]),
     ("open-files", &[("/proc/self/limits", "Max open files  1024  1024  files")]),
     ("processes", &[("/proc/self/limits", "Max processes  100  100  processes")]),
     ("pids-limit", &[("/sys/fs/cgroup/job/one/pids.max", "64")]),
+    ("pids-limit", &[("/sys/fs/cgroup/pids/pids.max", "64")]),
     ("io-uring", &[("/proc/sys/kernel/io_uring_disabled", "2")]),
     ("seccomp", &[("/proc/self/status", "Seccomp:\t2\nCpus_allowed_list:\t0-15")]),
     ("loopback", &[("/sys/class/net/lo/flags", "0x8")]),
