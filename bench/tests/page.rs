@@ -10,6 +10,29 @@ use std::process::Command;
 
 use support::{folder, text};
 
+/// Goal: a report of few rows takes little memory, though each has a distribution of its own.
+/// Method: a limit on the memory of the process, which the histograms do not fit into at once.
+#[test]
+fn distributions_are_drawn_one_by_one() {
+    let folder = folder("distributions");
+    let run = support::caravan("bench latency --smoke --van tcp --op push --sizes 8 --json");
+    let output = { run }.output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let rows = text(&output.stdout);
+    let row = rows.lines().next_back().unwrap();
+    let rows =
+        (1..=3000).map(|keys| row.replace("\"keys\":1,", &format!("\"keys\":{keys},")) + "\n");
+    std::fs::write(folder.join("rows"), rows.collect::<String>()).unwrap();
+    let mut report = support::without_variables("sh");
+    report
+        .current_dir(&folder)
+        .args(["-c", "ulimit -v 600000; exec \"$0\" report rows --out page"]);
+    let output = report.arg(env!("CARGO_BIN_EXE_caravan")).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let page = std::fs::read_to_string(folder.join("page")).unwrap();
+    assert!(page.contains("2800 more charts are left out") && page.matches("<svg").count() == 400);
+}
+
 #[test]
 fn a_browser_shows_every_row_and_every_curve() {
     let folder = folder("page");

@@ -36,6 +36,24 @@ pub(super) struct Chart {
     pub(super) marks: bool,
 }
 
+/// Charts side by side; nothing if none has a point. Those that are too many for a reader are left
+/// out, with a line that says so.
+pub(super) fn charts(all: impl Iterator<Item = Chart>) -> String {
+    let mut figures = all.map(|chart| chart.figure()).filter(|figure| !figure.is_empty());
+    let shown: String = figures.by_ref().take(CHARTS_MAX).collect();
+    let mut text = String::new();
+    if !shown.is_empty() {
+        text = format!("<div class=\"charts\">\n{shown}</div>\n");
+    }
+    match figures.count() {
+        0 => text,
+        left => text + &format!("<p>{left} more charts are left out: all rows are below.</p>\n"),
+    }
+}
+
+/// Most charts of a section.
+const CHARTS_MAX: usize = 200;
+
 // In units of the picture.
 const WIDTH: f64 = 460.0;
 const HEIGHT: f64 = 260.0;

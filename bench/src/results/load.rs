@@ -15,7 +15,7 @@ const TICKS_MAX: f64 = 6.0;
 
 /// A chart for each kind of request.
 pub(super) fn curves(files: &[Results]) -> String {
-    let mut charts: BTreeMap<String, Vec<Line>> = BTreeMap::new();
+    let mut by_title: BTreeMap<String, Vec<Line>> = BTreeMap::new();
     for file in files {
         let mut of_file: BTreeMap<String, BTreeMap<&str, Vec<&Fields>>> = BTreeMap::new();
         let is_open = |row: &&Fields| row.kind() == "load" && row.number("asked_per_s").is_some();
@@ -24,7 +24,7 @@ pub(super) fn curves(files: &[Results]) -> String {
             vans.entry(row.text("van")).or_default().push(row);
         }
         for (title, vans) in of_file {
-            let lines = charts.entry(title).or_default();
+            let lines = by_title.entry(title).or_default();
             for (van, rows) in vans {
                 for (quantile, field) in QUANTILES {
                     let name = match files.len() {
@@ -37,8 +37,7 @@ pub(super) fn curves(files: &[Results]) -> String {
             }
         }
     }
-    let figures: String = charts.into_iter().map(|(title, lines)| chart(title, lines)).collect();
-    if figures.is_empty() { figures } else { format!("<div class=\"charts\">\n{figures}</div>\n") }
+    super::chart::charts(by_title.into_iter().map(|(title, lines)| chart(title, lines)))
 }
 
 /// What a chart is about: all that is alike in its rows but the van.
@@ -71,13 +70,13 @@ fn points(rows: &[&Fields], quantile: &str, field: &str) -> Vec<Point> {
     points
 }
 
-fn chart(title: String, mut lines: Vec<Line>) -> String {
+fn chart(title: String, mut lines: Vec<Line>) -> Chart {
     lines.retain(|line| !line.points.is_empty());
     let rates = lines.iter().flat_map(|line| &line.points).map(|point| point.x);
     let most = rates.fold(0.0, f64::max);
     let x_ticks = ticks(most).into_iter().map(|rate| (rate, plain(rate))).collect();
     let y_name = "µs".to_owned();
-    Chart { title, x_name: "requests a second", y_name, x_ticks, lines, marks: true }.figure()
+    Chart { title, x_name: "requests a second", y_name, x_ticks, lines, marks: true }
 }
 
 /// Round numbers from 0 to about `most`.

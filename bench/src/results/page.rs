@@ -1,15 +1,14 @@
 //! `caravan report`: the rows of one or more runs as one page of HTML. It needs nothing else: no
 //! network, no script, no font.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt::Write;
 
 use anyhow::Result;
 use caravan_learn::replace_file::replace;
-use hdrhistogram::Histogram;
 use serde_json::Value;
 
-use super::chart::{COLOURS, Chart, Line, Point, escaped};
+use super::chart::{COLOURS, Chart, Line, Point, charts, escaped};
 use super::compare::{Comparison, Verdict};
 use super::{Bench, Results, Subject, fabric, load};
 use crate::cli::ReportArgs;
@@ -74,18 +73,20 @@ fn heading(bench: Bench) -> &'static str {
 fn machines(files: &[Results]) -> String {
     let machines: Vec<Option<&Fields>> = files.iter().map(|file| file.machines().next()).collect();
     let facts = machines.iter().flatten().flat_map(|machine| machine.0.iter());
-    let mut names: Vec<&str> = Vec::new();
-    for (name, _) in facts {
-        if name != "row" && !names.contains(&name.as_str()) {
-            names.push(name);
-        }
-    }
+    let mut known = HashSet::from(["row"]);
+    let names: Vec<&str> =
+        facts.map(|(name, _)| name.as_str()).filter(|name| known.insert(name)).collect();
     if names.is_empty() {
         return String::new();
     }
     let heads: Vec<String> = files.iter().map(|file| file.name.clone()).collect();
+    let machines: Vec<HashMap<&str, &Value>> = machines
+        .iter()
+        .map(|machine| machine.iter().flat_map(|it| &it.0).map(|(name, fact)| (&**name, fact)))
+        .map(HashMap::from_iter)
+        .collect();
     let line = |name: &&str| {
-        let facts = machines.iter().map(|machine| machine.and_then(|machine| machine.get(name)));
+        let facts = machines.iter().map(|machine| machine.get(name).copied());
         // A space makes it text, which stands to the left.
         let facts = facts.map(|fact| fact.map_or_else(String::new, shown) + " ");
         [(*name).to_owned()].into_iter().chain(facts).collect()
@@ -125,64 +126,60 @@ fn comparison(first: &Results, other: &Results) -> String {
 
 /// A chart for each kind of request: figures by size, with the floor.
 fn curves(files: &[Results], bench: Bench) -> String {
-    let mut text = String::new();
-    let of_bench: Vec<Vec<super::Measured>> = files
-        .iter()
-        .map(|file| {
-            let all = file.measured().into_iter();
-            all.filter(|measured| measured.subject.bench == bench).collect()
-        })
-        .collect();
-    // What a chart is about: all of a subject but its van and size.
-    let about = |subject: &Subject| Subject { van: String::new(), bytes: 0, ..subject.clone() };
-    let charts: BTreeSet<Subject> =
-        of_bench.iter().flatten().map(|measured| about(&measured.subject)).collect();
-    for chart in charts {
-        let mut lines = Vec::new();
-        let mut sizes = BTreeSet::new();
-        for (file, measured) in files.iter().zip(&of_bench) {
-            let of_chart = measured.iter().filter(|one| about(&one.subject) == chart);
-            let mut by_van: BTreeMap<&str, BTreeMap<usize, Vec<&super::Measured>>> =
-                BTreeMap::new();
-            for one in of_chart {
-                let van = by_van.entry(&one.subject.van).or_default();
-                van.entry(one.subject.bytes).or_default().push(one);
-                sizes.insert(one.subject.bytes);
-            }
-            for (van, by_size) in by_van {
-                let name = match files.len() {
-                    1 => van.to_owned(),
-                    _ => format!("{van}, {}", file.name),
-                };
-                let colour = lines.len() / 2;
-                let points = by_size.iter().filter_map(|(bytes, runs)| {
-                    point(bench, *bytes, runs.iter().map(|run| Some(run.value)))
-                });
-                let points = points.collect();
-                lines.push(Line { name: name.clone(), colour, is_floor: false, points });
-                let points = by_size.iter().filter_map(|(bytes, runs)| {
-                    point(bench, *bytes, runs.iter().map(|run| run.floor))
-                });
-                let (name, points) = (format!("{name}: floor"), points.collect());
-                lines.push(Line { name, colour, is_floor: true, points });
-            }
+    let mut by_chart: BTreeMap<Subject, Vec<Vec<super::Measured>>> = BTreeMap::new();
+    for (at, file) in files.iter().enumerate() {
+        for measured in file.measured().into_iter().filter(|one| one.subject.bench == bench) {
+            // What a chart is about: all of a subject but its van and size.
+            let about = Subject { van: String::new(), bytes: 0, ..measured.subject.clone() };
+            let of_files = by_chart.entry(about).or_insert_with(|| vec![Vec::new(); files.len()]);
+            of_files[at].push(measured);
         }
-        lines.retain(|line| !line.points.is_empty());
-        let x_ticks = sizes.iter().map(|bytes| (place(*bytes), size(bytes))).collect();
-        let mut title = chart.op.clone();
-        for (count, what) in
-            [(chart.keys, "keys"), (chart.window, "in flight"), (chart.workers, "workers")]
-        {
-            if count > 1 {
-                let _ = write!(title, ", {count} {what}");
-            }
-        }
-        let y_name = bench.unit().to_owned();
-        let chart =
-            Chart { title, x_name: "size of a request", y_name, x_ticks, lines, marks: true };
-        text += &chart.figure();
     }
-    if text.is_empty() { text } else { format!("<div class=\"charts\">\n{text}</div>\n") }
+    charts(by_chart.iter().map(|(about, of_files)| curve(files, about, of_files)))
+}
+
+/// The chart of one kind of request, from what each file has of it.
+fn curve(files: &[Results], about: &Subject, of_files: &[Vec<super::Measured>]) -> Chart {
+    let bench = about.bench;
+    let mut lines = Vec::new();
+    let mut sizes = BTreeSet::new();
+    for (file, measured) in files.iter().zip(of_files) {
+        let mut by_van: BTreeMap<&str, BTreeMap<usize, Vec<&super::Measured>>> = BTreeMap::new();
+        for one in measured {
+            let van = by_van.entry(&one.subject.van).or_default();
+            van.entry(one.subject.bytes).or_default().push(one);
+            sizes.insert(one.subject.bytes);
+        }
+        for (van, by_size) in by_van {
+            let name = match files.len() {
+                1 => van.to_owned(),
+                _ => format!("{van}, {}", file.name),
+            };
+            let colour = lines.len() / 2;
+            let points = by_size.iter().filter_map(|(bytes, runs)| {
+                point(bench, *bytes, runs.iter().map(|run| Some(run.value)))
+            });
+            let points = points.collect();
+            lines.push(Line { name: name.clone(), colour, is_floor: false, points });
+            let points = by_size
+                .iter()
+                .filter_map(|(bytes, runs)| point(bench, *bytes, runs.iter().map(|run| run.floor)));
+            let (name, points) = (format!("{name}: floor"), points.collect());
+            lines.push(Line { name, colour, is_floor: true, points });
+        }
+    }
+    lines.retain(|line| !line.points.is_empty());
+    let x_ticks = sizes.iter().map(|bytes| (place(*bytes), size(bytes))).collect();
+    let mut title = about.op.clone();
+    for (count, what) in
+        [(about.keys, "keys"), (about.window, "in flight"), (about.workers, "workers")]
+    {
+        if count > 1 {
+            let _ = write!(title, ", {count} {what}");
+        }
+    }
+    let y_name = bench.unit().to_owned();
+    Chart { title, x_name: "size of a request", y_name, x_ticks, lines, marks: true }
 }
 
 /// Where a size stands on its axis.
@@ -202,55 +199,55 @@ fn point(bench: Bench, bytes: usize, values: impl Iterator<Item = Option<f64>>) 
 /// A chart for each op and size: the time that each share of requests has stayed below. Histograms
 /// of the same subject in a file are merged.
 fn distributions(files: &[Results]) -> String {
-    type Merged = BTreeMap<(Subject, bool), Histogram<u64>>;
-    let mut charts: BTreeMap<Subject, Vec<Line>> = BTreeMap::new();
-    for file in files {
-        let mut merged = Merged::new();
+    type OfFile<'a> = BTreeMap<(String, bool), Vec<&'a str>>;
+    let mut by_chart: BTreeMap<Subject, Vec<OfFile<'_>>> = BTreeMap::new();
+    for (at, file) in files.iter().enumerate() {
         for row in file.rows.iter().filter(|row| row.kind() == "latency") {
-            let Some(measured) = super::Measured::of(row) else { continue };
+            let Some(super::Measured { subject, .. }) = super::Measured::of(row) else { continue };
+            let about = Subject { van: String::new(), ..subject.clone() };
+            let chart = by_chart.entry(about).or_insert_with(|| vec![BTreeMap::new(); files.len()]);
             for (field, is_floor) in [("histogram", false), ("floor_histogram", true)] {
-                let Ok(read) = decoded(row.text(field)) else { continue };
-                let key = (measured.subject.clone(), is_floor);
-                match merged.entry(key) {
-                    std::collections::btree_map::Entry::Occupied(mut all) => *all.get_mut() += read,
-                    std::collections::btree_map::Entry::Vacant(place) => drop(place.insert(read)),
-                }
+                let line = chart[at].entry((subject.van.clone(), is_floor)).or_default();
+                line.push(row.text(field));
             }
-        }
-        for ((subject, is_floor), histogram) in merged {
-            let lines =
-                charts.entry(Subject { van: String::new(), ..subject.clone() }).or_default();
-            let mut name = subject.van.clone();
-            if files.len() > 1 {
-                let _ = write!(name, ", {}", file.name);
-            }
-            if is_floor {
-                name += ": floor";
-            }
-            let points = NINES.iter().map(|nines| {
-                let share = 1.0 - 10_f64.powf(-nines);
-                let y = quantile_us(&histogram, share);
-                Point { x: *nines, y, note: String::new() }
-            });
-            // Shares that fewer requests than one make up say nothing.
-            let most = (histogram.len() as f64).log10();
-            let points = points.filter(|point| point.x <= most).collect();
-            lines.push(Line { name, colour: lines.len() / 2, is_floor, points });
         }
     }
-    let mut text = String::new();
-    for (subject, lines) in charts {
+    charts(by_chart.iter().map(|(about, of_files)| {
+        let mut lines = Vec::new();
+        for (file, of_file) in files.iter().zip(of_files) {
+            for ((van, is_floor), histograms) in of_file {
+                let of_file =
+                    if files.len() > 1 { format!(", {}", file.name) } else { String::new() };
+                let of_floor = if *is_floor { ": floor" } else { "" };
+                let (name, colour) = (format!("{van}{of_file}{of_floor}"), lines.len() / 2);
+                let points = distribution(histograms);
+                lines.push(Line { name, colour, is_floor: *is_floor, points });
+            }
+        }
+        lines.retain(|line| !line.points.is_empty());
         let ticks = ["0", "90 %", "99 %", "99.9 %", "99.99 %", "99.999 %"];
         let x_ticks = ticks.iter().enumerate().map(|(at, name)| (at as f64, (*name).to_owned()));
-        let title = format!("{}, {}", subject.op, size(&subject.bytes));
+        let title = format!("{}, {}", about.op, size(&about.bytes));
         let x_name = "share of requests";
         let longest = lines.iter().flat_map(|line| &line.points).map(|point| point.x);
         let longest = longest.fold(0.0, f64::max);
         let x_ticks = x_ticks.filter(|(at, _)| *at <= longest + 0.5).collect();
-        let y_name = "µs".to_owned();
-        text += &Chart { title, x_name, y_name, x_ticks, lines, marks: false }.figure();
-    }
-    if text.is_empty() { text } else { format!("<div class=\"charts\">\n{text}</div>\n") }
+        Chart { title, x_name, y_name: "µs".to_owned(), x_ticks, lines, marks: false }
+    }))
+}
+
+/// The curve of all requests of some histograms; no points if none can be read. A histogram takes
+/// far more memory than its text, so only their sum stays.
+fn distribution(histograms: &[&str]) -> Vec<Point> {
+    let read = histograms.iter().filter_map(|text| decoded(text).ok());
+    let Some(histogram) = read.reduce(|all, one| all + one) else { return Vec::new() };
+    let points = NINES.iter().map(|nines| {
+        let y = quantile_us(&histogram, 1.0 - 10_f64.powf(-nines));
+        Point { x: *nines, y, note: String::new() }
+    });
+    // Shares that fewer requests than one make up say nothing.
+    let most = (histogram.len() as f64).log10();
+    points.filter(|point| point.x <= most).collect()
 }
 
 /// Shares of requests, as the number of nines: 1 is 90 %.
@@ -259,34 +256,34 @@ const NINES: [f64; 26] = [
     3.2, 3.4, 3.6, 3.8, 4.0, 4.3, 4.6, 5.0,
 ];
 
-/// Every row, in a table for each kind and file.
+/// Every row, in a table for each file, kind and list of fields: one for all rows of a kind would
+/// grow with their number times that of all fields that any of them has.
 fn tables(files: &[Results]) -> String {
     let mut text = String::new();
     for file in files {
-        let mut kinds: Vec<&str> = Vec::new();
+        let mut places = HashMap::new();
+        let mut tables: Vec<(Vec<&str>, Vec<&Fields>)> = Vec::new();
         for row in &file.rows {
-            if !kinds.contains(&row.kind()) {
-                kinds.push(row.kind());
+            let names: Vec<&str> = row.0.iter().map(|(name, _)| name.as_str()).collect();
+            let place = *places.entry((row.kind(), names.clone())).or_insert(tables.len());
+            if place == tables.len() {
+                tables.push((names, Vec::new()));
             }
+            tables[place].1.push(row);
         }
-        for kind in kinds {
-            let rows: Vec<&Fields> = file.rows.iter().filter(|row| row.kind() == kind).collect();
-            let mut names: Vec<&str> = Vec::new();
-            for (name, _) in rows.iter().flat_map(|row| &row.0) {
-                if !names.contains(&name.as_str()) && !LONG.contains(&name.as_str()) {
-                    names.push(name);
-                }
-            }
+        for (names, rows) in tables {
+            let is_told = |name: &str| !LONG.contains(&name);
+            let heads: Vec<String> =
+                names.into_iter().filter(|name| is_told(name)).map(str::to_owned).collect();
             let lines = rows.iter().map(|row| {
-                let cell = |name: &&str| row.get(name).map_or_else(String::new, shown);
-                names.iter().map(cell).collect::<Vec<_>>()
+                let cells = row.0.iter().filter(|(name, _)| is_told(name));
+                cells.map(|(_, value)| shown(value)).collect()
             });
-            let heads: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
             let _ = writeln!(
                 text,
                 "<details>\n<summary>{}: {}, rows: {}</summary>\n{}</details>",
                 escaped(&file.name),
-                escaped(kind),
+                escaped(rows[0].kind()),
                 rows.len(),
                 table(&heads, lines)
             );
@@ -411,6 +408,27 @@ mod tests {
         assert!(cells.count() > 40);
         let curves = document.descendants().filter(|node| node.has_tag_name("path"));
         assert_eq!(curves.count(), 6 + 6, "two vans and a floor, three quantiles, twice");
+    }
+
+    /// Goal: a page is as long as its rows. Method: rows that have nothing in common, of each kind
+    /// that has a section, and twice as many of them.
+    #[test]
+    fn a_page_grows_with_its_rows_and_not_with_their_square() {
+        let empty = page(&[results("x", r#"{"row":"x"}"#)]).len();
+        for row in [
+            r#"{"row":"x","#,
+            r#"{"row":"machine","#,
+            r#"{"row":"latency","p50_us":1,"keys":N,"#,
+            r#"{"row":"load","asked_per_s":1,"per_s":1,"p50_us":1,"keys":N,"#,
+        ] {
+            let len = |count: usize| {
+                let row =
+                    |at: usize| row.replace('N', &at.to_string()) + &format!("\"f{at}\":1}}\n");
+                let rows: String = (1000..1000 + count).map(row).collect();
+                page(&[results("x", &rows)]).len() - empty
+            };
+            assert!(len(400) < 3 * len(200), "{row} {} {}", len(200), len(400));
+        }
     }
 
     #[test]
