@@ -151,8 +151,8 @@ fn benches_print_rows_of_each_kind_and_nothing_wrong() {
 #[test]
 fn a_bench_runs_with_the_least_memory() {
     for van in ["tcp", "uring", "shm"] {
-        let line = format!("bench latency --smoke --van {van} --sizes 8,1K --json --job 0x7");
-        let output = caravan(&line, &[("CARAVAN_MEMORY", "2M")]);
+        let line = format!("bench latency --smoke --van {van} --sizes 8,1K --json");
+        let output = caravan(&line, &[("CARAVAN_MEMORY", "2M"), ("CARAVAN_JOB", "0x7")]);
         assert!(output.status.success(), "{van}: {}", text(&output.stderr));
     }
     let output = caravan("bench latency --smoke", &[("CARAVAN_MEMORY", "2047K")]);
@@ -533,4 +533,21 @@ fn a_run_that_ends_above_what_was_asked_for_says_so() {
     assert_eq!(cut["converged"], false);
     let gap = number(&cut, "objective") - number(&whole, "objective");
     assert!(gap > 0.0 && number(&cut, "bound") >= gap, "{cut}");
+}
+
+/// Without a penalty the least objective may be 0, so all of the objective is no bound.
+#[test]
+fn a_run_without_a_penalty_has_no_bound_and_says_so() {
+    let out = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("penalty");
+    let clicks = out.display();
+    rows(&format!("generate clicks {clicks} --smoke --json"));
+    let line = format!("train dbpg --data {clicks}.train --lambda 0");
+    let short = format!("{line} --passes 3");
+    let row = rows(&format!("{short} --json")).pop().unwrap();
+    assert!(row["row"] == "result" && row["bound"].is_null(), "{row}");
+    let output = caravan(&short, &[]);
+    let said = [output.stdout, output.stderr].map(|it| text(&it)).concat();
+    assert!(said.contains("no bound tells") && !said.contains("of it above"), "{said}");
+    let row = rows(&format!("{line} --l2 1 --json")).pop().unwrap();
+    assert!(row["bound"].is_number(), "{row}");
 }

@@ -158,7 +158,9 @@ impl Solving<'_> {
                 let (objective, passes) = (pass.objective, pass.pass + 1);
                 let found = Found { model: &model, lambda, objective, passes, end: "going on" };
                 if let Err(error) = write(&found, args, job, file) {
-                    say(format_args!("the weights were not saved: {error:#}"));
+                    say(format_args!(
+                        "the weights were not saved, and training goes on: {error:#}"
+                    ));
                 }
             }
             *kept = Some(model);
@@ -441,7 +443,7 @@ fn remark(report: &Report, trained: &Trained, args: &Dbpg) {
 /// What a run has that ended before it was as near the least objective as asked for.
 fn shortfall(trained: &Trained, job: &Job) -> String {
     let Trained { lambda, passes, objective, .. } = trained;
-    let known = trained.bound.map_or(String::new(), |bound| {
+    let known = rows::bound(trained).map_or(String::new(), |bound| {
         format!(": the objective may be {:.1e} of it above the least", bound / objective)
     });
     format!(

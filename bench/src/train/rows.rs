@@ -86,7 +86,7 @@ pub(crate) struct Outcome {
     pub(crate) lambda: f64,
     pub(crate) intercept: f64,
     pub(crate) converged: bool,
-    // The objective is at most this far above the least; None without the second-order method.
+    // The objective is at most this far above the least; None where that is unknown.
     pub(crate) bound: Option<f64>,
 }
 
@@ -111,9 +111,15 @@ impl Outcome {
             lambda: trained.lambda,
             intercept: trained.model.intercept(),
             converged: trained.converged,
-            bound: trained.bound,
+            bound: bound(trained),
         }
     }
+}
+
+/// How far above the least the objective is at most, where that is known. No objective is below 0,
+/// so a bound of all of it says nothing, and without a penalty no other is found.
+pub(super) fn bound(trained: &Trained) -> Option<f64> {
+    trained.bound.filter(|bound| trained.lambda > 0.0 || *bound < trained.objective)
 }
 
 impl Row for Outcome {
@@ -138,7 +144,7 @@ impl Row for Outcome {
         };
         let bound = match self.bound {
             Some(bound) => format!(" (at most {:.1e} of it above the least)", bound / objective),
-            None => String::new(),
+            None => " (no bound tells how far above the least)".to_owned(),
         };
         format!(
             "\n{algorithm}: lambda {lambda}, objective {objective:.10}{bound}, {nnz} non-zero weights\
