@@ -12,13 +12,14 @@ mod event;
 mod staleness;
 
 use std::collections::HashMap;
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
 pub use self::check::{Place, Summary, Trouble, Violation, check, check_files};
 pub use self::event::{Event, Op};
 use crate::consistency::{Access, Consistency, Model, chunks};
+use crate::files;
 use crate::table::TableSpec;
 
 /// The first word of a history.
@@ -28,7 +29,7 @@ pub(crate) const MAGIC: &str = "caravan-history 1";
 /// history of one shard of table `number`. One of an earlier run is overwritten.
 ///
 /// # Errors
-/// If the file cannot be made.
+/// If the file cannot be made, or others may write to the earlier one.
 pub(crate) fn create(
     folder: &Path,
     (number, shard): (u32, usize),
@@ -41,7 +42,7 @@ pub(crate) fn create(
     let named =
         |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
     fs::create_dir_all(folder).map_err(named)?;
-    let file = File::create(&path).map_err(named)?;
+    let file = files::create(&path, files::MODE).map_err(named)?;
     Ok(Box::new(BufWriter::with_capacity(1 << 16, file)))
 }
 
@@ -137,5 +138,39 @@ impl Recorder {
             tracing::warn!(%error, "a history cannot be written; the rest of it is left out");
             *is_broken = true;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use super::*;
+    use crate::table::ValueType;
+
+    /// One of an earlier run is overwritten; of what others have put there nothing is.
+    #[test]
+    fn only_own_files_are_overwritten() {
+        let folder = tempfile::tempdir().unwrap();
+        let spec = TableSpec::new(1, "t", ValueType::F32, 1);
+        let path = folder.path().join("1-t.0.history");
+        let begin = || {
+            let created = create(folder.path(), (1, 0), &spec);
+            created.map(|mut file| file.write_all(b"new").unwrap()).map_err(|it| it.to_string())
+        };
+        fs::write(&path, "an old history").unwrap();
+        begin().unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"new");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).unwrap();
+        let said = begin().unwrap_err();
+        assert!(said.contains("1-t.0.history: others may write to it (mode 666)"), "{said}");
+        let victim = folder.path().join("victim");
+        fs::rename(&path, &victim).unwrap();
+        symlink(&victim, &path).unwrap();
+        let said = begin().unwrap_err();
+        assert!(said.contains("1-t.0.history: it is a link"), "{said}");
+        assert_eq!(fs::read(&victim).unwrap(), b"new");
     }
 }

@@ -57,6 +57,7 @@ pub mod consistency;
 pub mod cost;
 pub mod error;
 pub mod export;
+pub mod files;
 pub mod filter;
 pub mod history;
 pub mod jobs;

@@ -7,9 +7,9 @@
 //! user can enter, and no node may be reachable from elsewhere.
 
 use std::fs;
-use std::io::{self, BufRead, Read, Write};
+use std::io::{self, BufRead, Read};
 use std::net::ToSocketAddrs;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -17,6 +17,7 @@ use caravan_van::Secret;
 
 use crate::config::{NodeConfig, join_host};
 use crate::error::{Error, Result};
+use crate::files;
 
 /// Source of a secret.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -34,9 +35,6 @@ pub enum SecretSource {
 
 /// Longest text that may hold a secret, in bytes.
 const TEXT_MAX: u64 = 4096;
-
-/// Avoids waiting for a pipe without a writer.
-const NONBLOCK: i32 = rustix::fs::OFlags::NONBLOCK.bits() as i32;
 
 /// Mode bits of a file that give access to others than its owner.
 const OTHERS: u32 = 0o077;
@@ -118,22 +116,16 @@ fn from_input(input: &mut impl BufRead) -> Result<Secret> {
 
 fn from_file(path: &Path) -> Result<Secret> {
     let shown = path.display();
-    let file = fs::OpenOptions::new().read(true).custom_flags(NONBLOCK).open(path);
-    let file = file.map_err(|error| wrong(&shown, error))?;
-    let known = file.metadata().map_err(|error| wrong(&shown, error))?;
-    if !known.is_file() {
-        return Err(wrong(&shown, "it is no regular file"));
+    let failed = |error: io::Error| wrong(&shown, error);
+    let file = files::open(path).map_err(failed)?;
+    let mode = file.metadata().map_err(failed)?.mode() & 0o777;
+    if mode & OTHERS != 0 {
+        let why = format!("others may read it (mode {mode:o}): chmod 600 {shown}");
+        return Err(wrong(&shown, why));
     }
-    if known.mode() & OTHERS != 0 {
-        let mode = known.permissions().mode() & 0o777;
-        return Err(wrong(
-            &shown,
-            format!("others may read it (mode {mode:o}): chmod 600 {shown}"),
-        ));
-    }
-    let mut text = String::new();
-    file.take(TEXT_MAX).read_to_string(&mut text).map_err(|error| wrong(&shown, error))?;
-    Secret::from_hex(&text).map_err(|error| wrong(&shown, error))
+    files::check_own(&file).map_err(failed)?;
+    let text = files::read_up_to(file, TEXT_MAX).map_err(failed)?;
+    Secret::from_hex(&String::from_utf8_lossy(&text)).map_err(|error| wrong(&shown, error))
 }
 
 fn wrong(place: impl std::fmt::Display, why: impl std::fmt::Display) -> Error {
@@ -161,30 +153,18 @@ fn of_user(folder: &Path) -> Result<Secret> {
     }
     let path = folder.join("secret");
     if !path.exists() {
-        make(folder, &path).map_err(|error| wrong(&shown, error))?;
+        let secret = format!("{}\n", Secret::random().to_hex());
+        let made = files::begin(&path, secret.as_bytes(), files::MODE_OWN);
+        made.map_err(|error| wrong(&shown, error))?;
     }
     from_file(&path)
-}
-
-/// Writes a new secret to `path`, whole or not at all, unless another process was first.
-fn make(folder: &Path, path: &Path) -> io::Result<()> {
-    let partial =
-        folder.join(format!("secret.{}.{}", std::process::id(), Secret::random().to_hex()));
-    let mut file =
-        fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&partial)?;
-    writeln!(file, "{}", Secret::random().to_hex())?;
-    file.sync_all()?;
-    let linked = fs::hard_link(&partial, path);
-    fs::remove_file(&partial)?;
-    match linked {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
-        _ => Ok(()),
-    }
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     /// A folder for one test.
@@ -211,7 +191,7 @@ mod tests {
         fs::write(&path, "hunter2").unwrap();
         let error = from_file(&path).unwrap_err().to_string();
         assert!(error.contains("64 hexadecimal digits") && !error.contains("hunter2"), "{error}");
-        assert!(from_file(&folder).unwrap_err().to_string().contains("no regular file"));
+        assert!(from_file(&folder).unwrap_err().to_string().contains("a directory"));
         assert!(from_file(&folder.join("none")).is_err());
         fs::remove_dir_all(folder).unwrap();
     }

@@ -5,6 +5,8 @@ use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
+use crate::files;
+
 /// Named files. What was written survives a loss of power only after [`Disk::sync`], and a new or
 /// other name only after [`Disk::sync_names`].
 pub trait Disk {
@@ -100,7 +102,7 @@ impl Disk for Folder {
     fn append(&mut self, name: &str, bytes: &[u8]) -> io::Result<()> {
         if !self.open.contains_key(name) {
             fs::create_dir_all(&self.path)?;
-            let file = File::options().append(true).create_new(true).open(self.path.join(name))?;
+            let file = files::create_new(&self.path.join(name), files::MODE)?;
             self.open.insert(name.to_owned(), file);
         }
         self.open.get_mut(name).map_or(Ok(()), |file| file.write_all(bytes))
@@ -119,7 +121,7 @@ impl Disk for Folder {
     }
 
     fn open(&self, name: &str) -> io::Result<Box<dyn Read>> {
-        Ok(Box::new(File::open(self.path.join(name))?))
+        Ok(Box::new(files::open_unlinked(&self.path.join(name))?))
     }
 
     fn remove(&mut self, name: &str) -> io::Result<()> {
@@ -146,5 +148,33 @@ pub fn sync_folder(folder: &Path) -> io::Result<()> {
     match folder.sync_all() {
         Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(()),
         synced => synced,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn what_others_have_planted_is_neither_read_nor_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        fs::write(at("victim"), "precious").unwrap();
+        symlink(at("victim"), at("1.0.0.rows")).unwrap();
+        symlink("/dev/zero", at("1.manifest")).unwrap();
+        let mut disk = Folder::new(folder.path());
+        for name in ["1.0.0.rows", "1.manifest"] {
+            assert!(disk.open(name).err().unwrap().to_string().contains("it is a link"));
+            disk.append(name, b"rows").unwrap_err();
+        }
+        assert_eq!(fs::read(at("victim")).unwrap(), b"precious");
+        disk.append("2.0.0.rows", b"ro").unwrap();
+        disk.append("2.0.0.rows", b"ws").unwrap();
+        disk.sync("2.0.0.rows").unwrap();
+        assert_eq!(fs::read(at("2.0.0.rows")).unwrap(), b"rows");
     }
 }

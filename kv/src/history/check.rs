@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 use std::path::PathBuf;
 
@@ -11,6 +10,7 @@ use super::data_centric::DataCentric;
 use super::event::{Event, Op};
 use super::staleness::Staleness;
 use crate::consistency::{Consistency, Model};
+use crate::files;
 
 /// Longest line of a history, in bytes.
 const LINE_BYTES_MAX: usize = 64 << 20;
@@ -214,9 +214,9 @@ pub fn check<R: BufRead>(
 ///
 /// # Errors
 /// As [`check`].
-pub fn check_files(files: &[PathBuf]) -> Result<Summary, Trouble> {
-    check(files.len(), |file| {
-        File::open(&files[file]).map(|file| BufReader::with_capacity(1 << 20, file))
+pub fn check_files(histories: &[PathBuf]) -> Result<Summary, Trouble> {
+    check(histories.len(), |file| {
+        files::open(&histories[file]).map(|file| BufReader::with_capacity(1 << 20, file))
     })
 }
 

@@ -2,22 +2,21 @@
 //! Chrome show. Threads that nobody watches pay nothing: their transports are as they are.
 
 use std::collections::HashMap;
-use std::fs::{self, File, OpenOptions};
+use std::fs::File;
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::time::Duration;
 
 use caravan_van::watched::{Passing, Watched};
 use caravan_van::wire::Kind;
 use caravan_van::{PeerId, Transport};
-use rustix::fs::OFlags;
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::json;
 
-use super::backend::{incarnation, is_simulated};
+use super::backend::is_simulated;
 use crate::config::NodeConfig;
 use crate::error::{Error, Result};
+use crate::files;
 use crate::op;
 
 /// Most events of one thread; the trace has no more, which the log says.
@@ -178,35 +177,17 @@ impl Drop for Trace {
     }
 }
 
-/// Opens the file to append to it. What is no regular file, as a link that somebody has planted, is
-/// refused.
+/// Opens the file to append to it, with the begin of its list if it is new.
 fn open(path: &Path) -> io::Result<File> {
-    begin(path)?;
-    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
-    let file = OpenOptions::new().append(true).custom_flags(flags.bits() as i32).open(path)?;
-    match file.metadata()?.is_file() {
-        true => Ok(file),
-        false => Err(io::Error::other("it is no regular file")),
-    }
-}
-
-/// Makes the file with the begin of its list, unless somebody has.
-fn begin(path: &Path) -> io::Result<()> {
-    let mut name = path.as_os_str().to_owned();
-    name.push(format!(".{}-{:x}", std::process::id(), incarnation()));
-    let begun = OpenOptions::new().write(true).create_new(true).open(&name)?.write_all(b"[\n");
-    let made = begun.and_then(|()| fs::hard_link(&name, path));
-    fs::remove_file(&name)?;
-    match made {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-        made => made,
-    }
+    files::begin(path, b"[\n", files::MODE)?;
+    files::append(path)
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
     use super::*;
+    use std::fs;
     use std::os::unix::fs::symlink;
     use std::os::unix::net::UnixListener;
 
