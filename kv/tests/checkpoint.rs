@@ -367,5 +367,52 @@ fn damage_is_named_and_nothing_panics() {
         }
         let missing = checkpoints.verify(3).unwrap_err().to_string();
         assert!(missing.contains("3.manifest"), "{missing}");
+        for (name, file) in &good.names {
+            let mut longer = good.clone();
+            longer.files[*file].0.push(0);
+            let error = Checkpoints::new(longer).verify(2).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("checkpoint file {name}: ")), "{error}");
+        }
+    });
+}
+
+/// A whole file of another checkpoint, with the same keys and as long, is not taken for the one
+/// that was written: not by anything that reads it.
+#[test]
+fn a_file_of_another_checkpoint_is_refused_by_name() {
+    with_cluster(1, 1, |_, connect| {
+        let mut worker = connect(9);
+        let specs = [TableSpec::new(1, "t", ValueType::I64, 1)];
+        let table = worker.create_table(&specs[0]).unwrap();
+        let drives = [1, 2].map(|_| {
+            let mut checkpoints = Checkpoints::new(Drive::default());
+            for keys in [&[1, 7][..], &[7]] {
+                let pushed = worker.push(table, keys, &vec![1i64; keys.len()]).unwrap();
+                worker.wait(pushed).unwrap();
+                checkpoints.create_increment(&mut worker, &specs).unwrap();
+            }
+            checkpoints.disk().clone()
+        });
+        let [first, second] = &drives;
+        for name in ["1.0.0.rows", "2.0.0.rows"] {
+            let mut mixed = first.clone();
+            let (own, other) = (first.names[name], second.names[name]);
+            assert_eq!(first.files[own].0.len(), second.files[other].0.len());
+            mixed.files[own] = second.files[other].clone();
+            let mut mixed = Checkpoints::new(mixed);
+            let refused = |found: Result<(), caravan_kv::Error>| {
+                let said = found.unwrap_err().to_string();
+                let says = format!("checkpoint file {name}: it is of another checkpoint");
+                assert!(said.starts_with(&says), "{said}");
+            };
+            refused(mixed.verify(2).map(drop));
+            refused(mixed.export(2, &specs[0], |_| Ok(())));
+            refused(mixed.create_increment(&mut worker, &specs).map(drop));
+            with_cluster(2, 2, |_, connect| {
+                let mut worker = connect(9);
+                refused(mixed.restore(&mut worker, 2).map(drop));
+                assert!(worker.list_tables("").unwrap().is_empty(), "nothing of it is there");
+            });
+        }
     });
 }

@@ -221,6 +221,9 @@ fn a_missing_or_other_parent_is_named() {
             checkpoints.create_increment(worker, &specs).unwrap();
         }
         let good = checkpoints.disk().clone();
+        let mut elsewhere = Checkpoints::new(Drive::default());
+        elsewhere.create(worker, &specs).unwrap();
+        let other = elsewhere.disk().clone();
         let mut refuses = |break_it: &dyn Fn(&mut Drive), name: &str, says: &str| {
             let mut broken = good.clone();
             break_it(&mut broken);
@@ -242,6 +245,11 @@ fn a_missing_or_other_parent_is_named() {
         let replace = |drive: &mut Drive| {
             let other = drive.names["2.manifest"];
             drive.names.insert("1.manifest".to_owned(), other);
+        };
+        refuses(&replace, "1.manifest", "it names 2.0.0.rows, not 1.0.0.rows");
+        // One of another folder.
+        let replace = |drive: &mut Drive| {
+            drive.files[drive.names["1.manifest"]] = other.files[other.names["1.manifest"]].clone();
         };
         refuses(&replace, "1.manifest", "it is another one than the increment was based on");
     });

@@ -6,13 +6,17 @@
 //! behind does no harm.
 
 use std::collections::BTreeSet;
-use std::io::{self, Read};
+use std::io;
+
+use crc_fast::Digest;
 
 use super::chain::{Chain, ChainRows, Link};
 use super::comparison::Comparison;
+use super::manifest::BYTES_MAX;
 use super::records::{self, Kind, Reading, failed};
 use super::{Disk, Manifest, Parent, Piece, Row, SavedShard, SavedTable, append_line};
 use crate::error::{Error, Result};
+use crate::files;
 use crate::table::TableSpec;
 use crate::worker::{Table, Worker};
 
@@ -36,16 +40,18 @@ pub struct Checkpoints<D> {
 
 /// A shard that is being written.
 struct Writing {
-    shard: usize,
     saved: SavedShard,
+    /// Checksum of what was appended to the file.
+    crc: Digest,
     buffer: Vec<u8>,
 }
 
 impl Writing {
-    /// Into a file of the table whose files have this name.
-    fn new(name: &str, shard: usize) -> Writing {
-        let file = format!("{name}.{shard}.rows");
-        Writing { shard, saved: SavedShard { file, ..SavedShard::default() }, buffer: Vec::new() }
+    /// Into the file of a shard of table `at` of checkpoint `number`.
+    fn new((number, at): (u64, usize), shard: usize) -> Writing {
+        let file = SavedShard::name(number, at, shard);
+        let saved = SavedShard { file, ..SavedShard::default() };
+        Writing { saved, crc: records::digest(), buffer: Vec::new() }
     }
 }
 
@@ -95,11 +101,9 @@ impl<D: Disk> Checkpoints<D> {
     /// A checkpoint by itself.
     fn link(&self, number: u64) -> Result<Link> {
         let name = format!("{number}{MANIFEST}");
-        let mut bytes = Vec::new();
-        let opened = self.disk.open(&name);
-        let read = opened.and_then(|mut file| file.read_to_end(&mut bytes));
-        read.map_err(|error| failed(&name, error))?;
-        let decoded = Manifest::decode(&bytes);
+        let read = self.disk.open(&name).and_then(|file| files::read_up_to(file, BYTES_MAX));
+        let bytes = read.map_err(|error| failed(&name, error))?;
+        let decoded = Manifest::decode(&bytes, number);
         let (manifest, checksum) = decoded.map_err(|reason| failed(&name, reason))?;
         Ok(Link { number, manifest, checksum })
     }
@@ -170,12 +174,11 @@ impl<D: Disk> Checkpoints<D> {
         worker.cut(&tables, self.clock)?;
         let mut saved = Vec::new();
         for (at, (spec, table)) in specs.iter().zip(&tables).enumerate() {
-            let name = format!("{number}.{at}");
             let rows = before.and_then(|chain| chain.rows(spec));
             let is_increment = rows.is_some();
             let shards = match rows {
-                Some(rows) => self.write_changes(worker, *table, &name, rows)?,
-                None => self.write_table(worker, *table, &name)?,
+                Some(rows) => self.write_changes(worker, *table, (number, at), rows)?,
+                None => self.write_table(worker, *table, (number, at))?,
             };
             saved.push(SavedTable { spec: spec.clone(), is_increment, shards });
         }
@@ -201,7 +204,7 @@ impl<D: Disk> Checkpoints<D> {
         &mut self,
         worker: &mut Worker,
         table: Table,
-        name: &str,
+        name: (u64, usize),
     ) -> Result<Vec<SavedShard>> {
         let shards = worker.shards(table)?.len();
         let mut writings: Vec<Writing> =
@@ -211,12 +214,12 @@ impl<D: Disk> Checkpoints<D> {
             asked.push(Some(worker.piece(table, shard)?));
         }
         while asked.iter().any(Option::is_some) {
-            for (asked, writing) in asked.iter_mut().zip(&mut writings) {
+            for (shard, (asked, writing)) in asked.iter_mut().zip(&mut writings).enumerate() {
                 let Some(request) = asked.take() else { continue };
                 let bytes = worker.wait(request)?.replies.pop().unwrap_or_default();
                 let is_last = bytes.first() == Some(&1);
                 if !is_last {
-                    *asked = Some(worker.piece(table, writing.shard)?);
+                    *asked = Some(worker.piece(table, shard)?);
                 }
                 let rows = bytes.as_chunks::<8>().0.get(1);
                 writing.saved.rows += rows.map_or(0, |rows| u64::from_le_bytes(*rows));
@@ -232,7 +235,7 @@ impl<D: Disk> Checkpoints<D> {
         &mut self,
         worker: &mut Worker,
         table: Table,
-        name: &str,
+        name: (u64, usize),
         before: ChainRows,
     ) -> Result<Vec<SavedShard>> {
         let lasts: Vec<u64> =
@@ -273,15 +276,17 @@ impl<D: Disk> Checkpoints<D> {
         body: &[u8],
         is_last: bool,
     ) -> Result<()> {
-        let Writing { saved, buffer, .. } = writing;
+        let Writing { saved, crc, buffer } = writing;
         saved.bytes += (records::HEAD + body.len()) as u64;
         records::append(kind, body, buffer);
         if buffer.len() >= WRITE_BYTES || is_last {
             let appended = self.disk.append(&saved.file, buffer);
             appended.map_err(|error| failed(&saved.file, error))?;
+            crc.update(buffer);
             buffer.clear();
         }
         if is_last {
+            saved.crc32c = crc.finalize() as u32;
             self.disk.sync(&saved.file).map_err(|error| failed(&saved.file, error))?;
         }
         Ok(())

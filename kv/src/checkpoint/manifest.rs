@@ -5,11 +5,18 @@ use serde::{Deserialize, Serialize};
 
 use crate::table::TableSpec;
 
-/// Version of the manifest and of the files that it names, of a checkpoint without a parent.
-const VERSION: u32 = 1;
+/// Version of the manifest and of the files that it names. Those before it had no checksums of
+/// files.
+const VERSION: u32 = 3;
 
-/// Version of those of an increment.
-const VERSION_OF_INCREMENTS: u32 = 2;
+/// Longest manifest.
+pub(super) const BYTES_MAX: u64 = 256 << 20;
+
+/// What is read of a manifest of any version.
+#[derive(Deserialize)]
+struct Versioned {
+    version: u32,
+}
 
 /// The tables of a checkpoint, and their files.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -59,6 +66,15 @@ pub struct SavedShard {
     pub gone: u64,
     /// Length of the file.
     pub bytes: u64,
+    /// CRC32C of the whole file: one of another checkpoint is not taken for it.
+    pub crc32c: u32,
+}
+
+impl SavedShard {
+    /// The name of the file of a shard: checkpoint `number` has it of table `table`.
+    pub(super) fn name(number: u64, table: usize, shard: usize) -> String {
+        format!("{number}.{table}.{shard}.rows")
+    }
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
@@ -73,7 +89,7 @@ fn is_zero(count: &u64) -> bool {
 
 impl Manifest {
     pub(super) fn new(tables: Vec<SavedTable>, parent: Option<Parent>) -> Manifest {
-        Manifest { version: version(parent.is_some()), parent, tables }
+        Manifest { version: VERSION, parent, tables }
     }
 
     pub(super) fn encode(&self) -> Result<Vec<u8>, String> {
@@ -83,27 +99,38 @@ impl Manifest {
         Ok(bytes)
     }
 
-    /// The manifest, and its checksum.
+    /// The manifest of checkpoint `number`, and its checksum.
     ///
     /// # Errors
     /// The reason why these bytes are no manifest.
-    pub(super) fn decode(bytes: &[u8]) -> Result<(Manifest, u32), String> {
+    pub(super) fn decode(bytes: &[u8], number: u64) -> Result<(Manifest, u32), String> {
         let (line, json) = bytes.split_at_checked(9).ok_or("the manifest is cut off")?;
         let checksum = crc_fast::crc32_iscsi(json);
         if line != format!("{checksum:08x}\n").as_bytes() {
             return Err("the manifest does not match its checksum".to_owned());
         }
-        let manifest: Manifest = serde_json::from_slice(json).map_err(|error| error.to_string())?;
-        let version = version(manifest.parent.is_some());
-        if manifest.version != version {
-            let other = manifest.version;
-            return Err(format!("it has version {other}, and this program reads {version}"));
+        let wrong = |error: serde_json::Error| error.to_string();
+        let Versioned { version } = serde_json::from_slice(json).map_err(wrong)?;
+        if version != VERSION {
+            let remedy = "restore it with the program that wrote it, and write it again with this";
+            return Err(format!(
+                "it has version {version}, this program reads {VERSION}: {remedy}"
+            ));
         }
+        let manifest: Manifest = serde_json::from_slice(json).map_err(wrong)?;
         if let Some(table) = manifest.tables.iter().find(|table| table.is_increment)
             && manifest.parent.is_none()
         {
             let name = &table.spec.name;
             return Err(format!("it has changes of table {name}, and names no parent"));
+        }
+        for (at, table) in manifest.tables.iter().enumerate() {
+            for (shard, SavedShard { file, .. }) in table.shards.iter().enumerate() {
+                let own = SavedShard::name(number, at, shard);
+                if *file != own {
+                    return Err(format!("it is of another checkpoint: it names {file}, not {own}"));
+                }
+            }
         }
         Ok((manifest, checksum))
     }
@@ -119,7 +146,41 @@ impl Manifest {
     }
 }
 
-/// The version of a checkpoint with or without a parent.
-fn version(has_parent: bool) -> u32 {
-    if has_parent { VERSION_OF_INCREMENTS } else { VERSION }
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use super::*;
+
+    /// A manifest of this JSON.
+    fn decoded(json: &str) -> Result<(Manifest, u32), String> {
+        let line = format!("{:08x}\n", crc_fast::crc32_iscsi(json.as_bytes()));
+        Manifest::decode(&[line.as_bytes(), json.as_bytes()].concat(), 7)
+    }
+
+    /// The manifest of a table with a shard in this file.
+    fn manifest(file: &str) -> Manifest {
+        let spec = TableSpec::new(1, "t", crate::table::ValueType::I64, 1);
+        let shards = vec![SavedShard { file: file.to_owned(), ..SavedShard::default() }];
+        Manifest::new(vec![SavedTable { spec, is_increment: false, shards }], None)
+    }
+
+    #[test]
+    fn other_versions_are_refused_with_the_remedy() {
+        for json in [r#"{"version":1,"tables":[]}"#, r#"{"version":2,"parent":{},"tables":[7]}"#] {
+            let said = decoded(json).unwrap_err();
+            assert!(said.contains("this program reads 3: restore it with the program"), "{said}");
+        }
+        decoded(r#"{"version":3,"tables":[]}"#).unwrap();
+    }
+
+    #[test]
+    fn only_files_of_the_checkpoint_are_named() {
+        let encoded = manifest("7.0.0.rows").encode().unwrap();
+        assert_eq!(Manifest::decode(&encoded, 7).unwrap().0, manifest("7.0.0.rows"));
+        for file in ["6.0.0.rows", "7.0.1.rows", "7.1.0.rows", "../7.0.0.rows", "/etc/passwd"] {
+            let said = Manifest::decode(&manifest(file).encode().unwrap(), 7).unwrap_err();
+            assert!(said.contains(&format!("it names {file}, not 7.0.0.rows")), "{said}");
+        }
+    }
 }

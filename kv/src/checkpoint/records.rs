@@ -4,6 +4,9 @@
 
 use std::io::Read;
 
+use caravan_van::transport::WRITE_BYTES_MAX;
+use crc_fast::{CrcAlgorithm, Digest};
+
 use super::{Changes, Disk, Piece, SavedShard};
 use crate::error::{Error, Result};
 
@@ -12,6 +15,9 @@ const ROWS: u32 = u32::from_le_bytes(*b"CVCP");
 
 /// Magic of a record with changes.
 const CHANGES: u32 = u32::from_le_bytes(*b"CVCC");
+
+/// Longest body of a record: a server sends it in one message.
+const BODY_BYTES_MAX: u64 = WRITE_BYTES_MAX as u64;
 
 /// Bytes of a record before its body.
 pub(super) const HEAD: usize = 16;
@@ -57,6 +63,8 @@ pub(super) struct Reading {
     kind: Kind,
     expected: SavedShard,
     file: Box<dyn Read>,
+    /// Checksum of what was read.
+    crc: Digest,
     bytes: u64,
     rows: u64,
     gone: u64,
@@ -74,8 +82,8 @@ impl Reading {
         last: Option<u64>,
     ) -> Result<Reading> {
         let file = disk.open(&shard.file).map_err(|error| failed(&shard.file, error))?;
-        let expected = shard.clone();
-        Ok(Reading { kind, expected, file, bytes: 0, rows: 0, gone: 0, last, is_done: false })
+        let (expected, crc) = (shard.clone(), digest());
+        Ok(Reading { kind, expected, file, crc, bytes: 0, rows: 0, gone: 0, last, is_done: false })
     }
 
     /// The last key that was read, of this file or of one before it.
@@ -86,21 +94,15 @@ impl Reading {
     /// What the next record holds; `None` behind the last one, where the file is all that the
     /// manifest says.
     pub(super) fn next(&mut self) -> Result<Option<Changes>> {
-        let SavedShard { file: name, rows, bytes, gone } = &self.expected;
         if self.is_done {
-            let found = (self.bytes, self.rows, self.gone);
-            if found != (*bytes, *rows, *gone) {
-                let found = format!(
-                    "it has {} rows and {} tombstones in {} bytes, not {rows} and {gone} in {bytes}",
-                    self.rows, self.gone, self.bytes
-                );
-                return Err(failed(name, found));
-            }
-            return Ok(None);
+            let ended = self.check_end();
+            return ended.map(|()| None).map_err(|reason| failed(&self.expected.file, reason));
         }
+        let SavedShard { file: name, bytes, .. } = &self.expected;
         let at = self.bytes;
         let wrong = |reason: String| failed(name, format!("at byte {at}: {reason}"));
-        let body = read_record(self.kind, &mut *self.file, bytes - at).map_err(wrong)?;
+        let body =
+            read_record(self.kind, &mut *self.file, &mut self.crc, bytes - at).map_err(wrong)?;
         let changes = match self.kind {
             Kind::Rows => Piece::decode(&body).map(Changes::from),
             Kind::Changes => Changes::decode(&body),
@@ -116,10 +118,42 @@ impl Reading {
         self.is_done = changes.piece.is_last;
         Ok(Some(changes))
     }
+
+    /// Checks that the file ends here, and is the one that the manifest names.
+    fn check_end(&mut self) -> Result<(), String> {
+        let SavedShard { rows, bytes, gone, crc32c, .. } = &self.expected;
+        if (self.bytes, self.rows, self.gone) != (*bytes, *rows, *gone) {
+            return Err(format!(
+                "it has {} rows and {} tombstones in {} bytes, not {rows} and {gone} in {bytes}",
+                self.rows, self.gone, self.bytes
+            ));
+        }
+        let crc = self.crc.finalize() as u32;
+        if crc != *crc32c {
+            return Err(format!(
+                "it is of another checkpoint: its checksum is {crc:08x}, and the manifest names {crc32c:08x}"
+            ));
+        }
+        match self.file.by_ref().bytes().next() {
+            None => Ok(()),
+            Some(Ok(_)) => Err(format!("it goes on behind its {bytes} bytes")),
+            Some(Err(error)) => Err(error.to_string()),
+        }
+    }
 }
 
-/// Reads the body of a record of a file that has `left` more bytes.
-fn read_record(kind: Kind, file: &mut dyn Read, left: u64) -> Result<Vec<u8>, String> {
+/// The checksum of no bytes.
+pub(super) fn digest() -> Digest {
+    Digest::new(CrcAlgorithm::Crc32Iscsi)
+}
+
+/// Reads the body of a record of a file that has `left` more bytes, and sums it up in `crc`.
+fn read_record(
+    kind: Kind,
+    file: &mut dyn Read,
+    crc: &mut Digest,
+    left: u64,
+) -> Result<Vec<u8>, String> {
     let mut head = [0; HEAD];
     file.read_exact(&mut head).map_err(|error| format!("no record: {error}"))?;
     let number =
@@ -128,10 +162,15 @@ fn read_record(kind: Kind, file: &mut dyn Read, left: u64) -> Result<Vec<u8>, St
     if number(0) != kind.magic() || len > left.saturating_sub(HEAD as u64) {
         return Err(format!("no record, or one longer than the {left} bytes that are left"));
     }
+    if len > BODY_BYTES_MAX {
+        return Err(format!("a record of {len} bytes is longer than {BODY_BYTES_MAX}"));
+    }
     let mut body = Vec::new(); // grows with what is really there
     file.take(len).read_to_end(&mut body).map_err(|error| error.to_string())?;
     if body.len() as u64 != len || crc_fast::crc32_iscsi(&body) != number(4) {
         return Err("the record does not match its checksum".to_owned());
     }
+    crc.update(&head);
+    crc.update(&body);
     Ok(body)
 }
