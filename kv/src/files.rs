@@ -7,7 +7,7 @@
 //! training are opened elsewhere (`kv/learn/src/data`): they may be pipes.
 
 use std::ffi::OsString;
-use std::fs::{self, File, FileType, OpenOptions};
+use std::fs::{self, File, FileType, Metadata, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
@@ -130,16 +130,25 @@ pub fn begin(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
 /// Names the owner or the mode, and the remedy.
 pub fn check_own(file: &File) -> io::Result<()> {
     let found = file.metadata()?;
-    let (user, own) = (found.uid(), rustix::process::geteuid().as_raw());
-    if user != own && user != 0 {
-        let why = format!("user {user} owns it, and this process is of user {own}");
-        return Err(refused(format!("{why}: remove it, or name another file")));
-    }
+    check_owner(&found)?;
     let mode = found.mode() & 0o777;
     match mode & OTHERS_WRITE {
         0 => Ok(()),
         _ => Err(refused(format!("others may write to it (mode {mode:o}): chmod go-w it"))),
     }
+}
+
+/// Checks that a file is of this user or root.
+///
+/// # Errors
+/// Names the owner, and the remedy.
+pub fn check_owner(found: &Metadata) -> io::Result<()> {
+    let (user, own) = (found.uid(), rustix::process::geteuid().as_raw());
+    if user == own || user == 0 {
+        return Ok(());
+    }
+    let why = format!("user {user} owns it, and this process is of user {own}");
+    Err(refused(format!("{why}: remove it, or name another file")))
 }
 
 /// What is no plain file, in words: "a link", "a pipe".

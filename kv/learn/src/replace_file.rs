@@ -1,7 +1,7 @@
 //! Writes a file whole or not at all: to a partial file beside it, which is then renamed. Not for
 //! logs: nobody can read it half way.
 //!
-//! Only a plain file is replaced, and its mode is kept. Others who may write to the folder can put
+//! Only a plain file of this user is replaced, and its mode is kept. Others who may write to the folder can put
 //! a link or a pipe there: no link is followed, and no pipe is waited for. A process that is killed
 //! while it writes leaves its partial file behind; the next one that writes the same file removes
 //! it.
@@ -9,10 +9,11 @@
 use std::ffi::OsStr;
 use std::fs::{self, File, Metadata, Permissions, TryLockError};
 use std::io::{self, BufWriter, ErrorKind, IntoInnerError, Write};
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use caravan_kv::checkpoint::sync_folder;
+use caravan_kv::files;
 use tempfile::{Builder, NamedTempFile};
 
 use crate::{Error, Result};
@@ -47,16 +48,6 @@ pub fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
 /// As [`replace`]; the file is unchanged in any case.
 pub fn check(path: &Path) -> Result<()> {
     Replacement::create(path).map(drop)
-}
-
-/// Opens a plain file for reading. A pipe is refused without waiting, and a link is not followed.
-pub(crate) fn open_plain(path: &Path) -> io::Result<File> {
-    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
-    let file = File::options().read(true).custom_flags(flags).open(path)?;
-    match file.metadata()?.is_file() {
-        true => Ok(file),
-        false => Err(io::Error::new(ErrorKind::InvalidInput, "it is not a plain file")),
-    }
 }
 
 /// A file being written beside `destination`. Dropping it without [`commit`](Self::commit) leaves
@@ -110,17 +101,14 @@ impl Replacement {
     }
 }
 
-/// The mode of an existing file, if it is a plain file.
+/// The mode of an existing file, if it is a plain file that nobody else has put there.
 fn mode_of(path: &Path, found: &Metadata) -> Result<u32> {
-    let kind = found.file_type();
-    let what = match () {
-        () if kind.is_file() => return Ok(found.permissions().mode() & 0o777),
-        () if kind.is_symlink() => "a link",
-        () if kind.is_dir() => "a directory",
-        () if kind.is_fifo() => "a pipe",
-        () => "a device or a socket",
-    };
-    Err(Error::NoFile { path: path.to_path_buf(), what })
+    let path = path.to_path_buf();
+    if !found.is_file() {
+        return Err(Error::NoFile { path, what: files::kind_of(found.file_type()) });
+    }
+    files::check_owner(found).map_err(|source| Error::Write { path, source })?;
+    Ok(found.permissions().mode() & 0o777)
 }
 
 fn folder_of(path: &Path) -> &Path {
@@ -164,7 +152,7 @@ fn remove_left_behind(folder: &Path, name: &OsStr) {
     let Ok(entries) = fs::read_dir(folder) else { return };
     for entry in entries.flatten() {
         let is_left = is_partial(&entry.file_name(), name)
-            && open_plain(&entry.path()).is_ok_and(|file| file.try_lock().is_ok());
+            && files::open_unlinked(&entry.path()).is_ok_and(|file| file.try_lock().is_ok());
         if is_left {
             // A failed clean-up is no reason to write nothing.
             let _ = fs::remove_file(entry.path());
@@ -300,9 +288,23 @@ mod tests {
                 let said = refused.unwrap_err().to_string();
                 assert!(said.contains(what) && said.contains(path.to_str().unwrap()), "{said}");
             }
-            assert!(open_plain(&path).is_err(), "{path:?}");
         }
         assert_eq!((entries(&folder), fs::read(&victim).unwrap()), (before, b"precious".to_vec()));
+    }
+
+    #[test]
+    fn a_file_of_another_user_is_not_replaced() {
+        let folder = Folder::new("other user");
+        let path = folder.write("out", b"theirs");
+        if std::os::unix::fs::chown(&path, Some(65_534), None).is_err() {
+            println!("skipped: only root may give files away");
+            return;
+        }
+        for refused in [check(&path), replace(&path, b"new")] {
+            let said = caravan_kv::error::with_sources(&refused.unwrap_err());
+            assert!(said.contains("user 65534 owns it"), "{said}");
+        }
+        assert_eq!((entries(&folder), fs::read(&path).unwrap()), (1, b"theirs".to_vec()));
     }
 
     #[test]
