@@ -120,6 +120,19 @@ pub enum Error {
         /// What does not match.
         reason: String,
     },
+    /// A compressed model holds far more text than models do.
+    #[error(
+        "{} holds more than {bytes_max} bytes of text in its {bytes}, the most of a compressed model; decompress it",
+        path.display()
+    )]
+    LongModel {
+        /// The file as given.
+        path: PathBuf,
+        /// Its length.
+        bytes: u64,
+        /// Most bytes of text in a file of this length.
+        bytes_max: u64,
+    },
     /// A model is of another algorithm, or lacks what models of this one have.
     #[error("it is no model of {algorithm}: {reason}")]
     OtherModel {

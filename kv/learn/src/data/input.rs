@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
 
+use caravan_kv::files;
 use caravan_kv::objects::{Object, is_address};
 
 use crate::{Error, Result};
@@ -29,6 +30,18 @@ impl Input {
             }
             _ => File::open(path).map(Input::File),
         };
+        opened.map_err(|source| Error::Open { path: path.to_path_buf(), source })
+    }
+
+    /// As [`Input::open`], but a pipe or a device is refused.
+    ///
+    /// # Errors
+    /// Likewise.
+    pub(crate) fn open_plain(path: &Path) -> Result<Input> {
+        if is_address(path) {
+            return Input::open(path);
+        }
+        let opened = files::open(path).map(Input::File);
         opened.map_err(|source| Error::Open { path: path.to_path_buf(), source })
     }
 

@@ -17,7 +17,7 @@ use crate::{Error, Result};
 const BLOCK_BYTES: usize = 256 << 10;
 
 /// Longest line: 64 MiB, about five million `key:value` pairs.
-const LINE_BYTES_MAX: usize = 64 << 20;
+pub(crate) const LINE_BYTES_MAX: usize = 64 << 20;
 const _: () = assert!(BLOCK_BYTES <= LINE_BYTES_MAX, "see `check_line_length`");
 
 /// Most memory an xz file may request; the highest preset requests 65 MiB.
@@ -84,6 +84,14 @@ impl Blocks {
         Self { paths: paths.into_iter(), current: None, next_row: 0 }
     }
 
+    /// The blocks of an open file, plain or compressed.
+    ///
+    /// # Errors
+    /// [`Error::Open`] and [`Error::Read`].
+    pub(crate) fn of_input(path: &Path, input: Input) -> Result<Self> {
+        Lines::of_input(path, input).map(Self::of)
+    }
+
     /// The blocks of one input.
     pub(super) fn of(lines: Lines) -> Self {
         Self { current: Some(lines), ..Self::new(Vec::new()) }
@@ -147,9 +155,13 @@ pub(super) struct Lines {
 
 impl Lines {
     pub(super) fn open(path: &Path) -> Result<Self> {
+        Self::of_input(path, Input::open(path)?)
+    }
+
+    fn of_input(path: &Path, input: Input) -> Result<Self> {
         let at_open = |source| Error::Open { path: path.to_path_buf(), source };
         let at_read = |source| Error::Read { path: path.to_path_buf(), source };
-        let mut file = Input::open(path)?;
+        let mut file = input;
         let mut head = Vec::with_capacity(HEAD_BYTES);
         (&mut file).take(HEAD_BYTES as u64).read_to_end(&mut head).map_err(at_read)?;
         let format = detect(&head);

@@ -146,7 +146,9 @@ fn margin<'a, V: Copy + Into<f64> + 'a>(
 
 /// The margins of a trained model; features that it does not have count as 0.
 pub fn margins(model: &RowModel, examples: &Examples) -> Vec<f64> {
-    let mut sums = vec![0.0; model.rows.width.saturating_sub(1)];
+    // No row is as wide as the head of a model without rows may claim.
+    let first = model.rows.iter().next();
+    let mut sums = vec![0.0; first.map_or(0, |(_, row)| row.len().saturating_sub(1))];
     let bias = model.rows.row(BIAS).map_or(0.0, |row| row[0]);
     let of = |row: Row<'_>| {
         let entries = (0..row.keys.len()).filter_map(|at| {

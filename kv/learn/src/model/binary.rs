@@ -10,12 +10,13 @@
 //!        40  comment, UTF-8;  n keys, u64, ascending;  n weights, f64;  CRC32C of all that, u32
 //! ```
 
-use std::fs;
+use std::io::{BufReader, Read};
 use std::path::Path;
 
-use crc_fast::{CrcAlgorithm, Digest, crc32_iscsi};
+use crc_fast::{CrcAlgorithm, Digest};
 
 use super::Model;
+use crate::data::Input;
 use crate::replace_file::Replacement;
 use crate::{Error, Result};
 
@@ -25,6 +26,9 @@ pub(super) const MAGIC: &[u8; 8] = b"caravanM";
 const VERSION: u32 = 1;
 const HEAD_BYTES: usize = 40;
 const CHECKSUM_BYTES: usize = 4;
+
+/// Bytes of numbers that are read at once, and checked.
+const PIECE_BYTES: usize = 8 << 10;
 
 /// A file and the checksum of everything written to it.
 struct Summed {
@@ -59,55 +63,104 @@ pub(super) fn write(model: &Model, file: Replacement, comment: &str) -> Result<(
 
 /// Reads a whole file that begins with [`MAGIC`].
 pub(super) fn read(path: &Path) -> Result<Model> {
-    let bytes =
-        fs::read(path).map_err(|source| Error::Read { path: path.to_path_buf(), source })?;
-    parse(&bytes).map_err(|reason| Error::DamagedModel { path: path.to_path_buf(), reason })
+    let input = Input::open_plain(path)?;
+    let len = input.total_bytes();
+    let len = len.map_err(|source| Error::Read { path: path.to_path_buf(), source })?;
+    let crc = Digest::new(CrcAlgorithm::Crc32Iscsi);
+    let model = Reading { input: BufReader::new(input), crc }.model(len);
+    model.map_err(|reason| Error::DamagedModel { path: path.to_path_buf(), reason })
 }
 
-fn parse(bytes: &[u8]) -> Result<Model, String> {
-    let (Some(head), Some(body)) = (bytes.get(..HEAD_BYTES), bytes.get(HEAD_BYTES..)) else {
-        return Err(format!("it is cut off after {} bytes, within its head", bytes.len()));
-    };
-    let u32_at = |at: usize| u32::from_le_bytes(head[at..at + 4].try_into().expect("4 bytes"));
-    let u64_at = |at: usize| u64::from_le_bytes(head[at..at + 8].try_into().expect("8 bytes"));
-    if u32_at(8) != VERSION {
-        return Err(format!(
-            "it has version {}, but this program reads version {VERSION}",
-            u32_at(8)
-        ));
+/// A file that is read, and the checksum of what was read.
+struct Reading<R> {
+    input: R,
+    crc: Digest,
+}
+
+impl<R: Read> Reading<R> {
+    /// The model in a file of `len` bytes. Numbers are checked as they come: a file that claims
+    /// more of them than it has, or is a hole, takes no memory.
+    fn model(mut self, len: u64) -> Result<Model, String> {
+        if len < HEAD_BYTES as u64 {
+            return Err(format!("it is cut off after {len} bytes, within its head"));
+        }
+        let mut head = [0; HEAD_BYTES];
+        self.fill(&mut head)?;
+        let u32_at = |at: usize| u32::from_le_bytes(head[at..at + 4].try_into().expect("4 bytes"));
+        let u64_at = |at: usize| u64::from_le_bytes(head[at..at + 8].try_into().expect("8 bytes"));
+        let version = u32_at(8);
+        if version != VERSION {
+            let says = format!("it has version {version}");
+            return Err(format!("{says}, but this program reads version {VERSION}"));
+        }
+        let comment = u64::from(u32_at(12));
+        let count = u64_at(16);
+        // In u128, because the numbers are not trusted yet.
+        let rest = u128::from(comment) + (HEAD_BYTES + CHECKSUM_BYTES) as u128;
+        let expected = u128::from(count) * 16 + rest;
+        if expected != u128::from(len) {
+            return Err(format!("{count} weights take {expected} bytes, but it has {len}"));
+        }
+        let intercept = f64::from_bits(u64_at(24));
+        if !intercept.is_finite() || u64_at(32) != 0 {
+            return Err("its intercept is not finite, or its head is another one".to_owned());
+        }
+        self.pieces(comment, |_| Ok(()))?;
+        let mut keys: Vec<u64> = Vec::new();
+        self.pieces(8 * count, |piece| {
+            keys.extend(piece.as_chunks().0.iter().map(|key| u64::from_le_bytes(*key)));
+            let begin = keys.len().saturating_sub(piece.len() / 8 + 1);
+            let ascend = keys[begin..].is_sorted_by(|a, b| a < b);
+            ascend.then_some(()).ok_or("its keys do not ascend")
+        })?;
+        let mut weights: Vec<f64> = Vec::new();
+        self.pieces(8 * count, |piece| {
+            let begin = weights.len();
+            weights.extend(piece.as_chunks().0.iter().map(|it| f64::from_le_bytes(*it)));
+            let are_sane = weights[begin..].iter().all(|it| it.is_finite() && *it != 0.0);
+            are_sane.then_some(()).ok_or("a weight is 0 or not finite")
+        })?;
+        let found = (self.crc.finalize() as u32).to_le_bytes();
+        let mut checksum = [0; CHECKSUM_BYTES];
+        self.fill(&mut checksum)?;
+        match found == checksum {
+            true => Ok(Model { keys, weights, intercept }),
+            false => Err(format!("its checksum is {found:02x?}, but it says {checksum:02x?}")),
+        }
     }
-    let comment = u32_at(12) as usize;
-    let count = u64_at(16);
-    // In u128, because the numbers are not trusted yet.
-    let expected = u128::from(count) * 16 + (HEAD_BYTES + comment + CHECKSUM_BYTES) as u128;
-    if expected != bytes.len() as u128 {
-        return Err(format!("{count} weights take {expected} bytes, but it has {}", bytes.len()));
+
+    /// Calls `with` with the next bytes, a piece at a time.
+    fn pieces(
+        &mut self,
+        bytes: u64,
+        mut with: impl FnMut(&[u8]) -> Result<(), &'static str>,
+    ) -> Result<(), String> {
+        let mut piece = [0; PIECE_BYTES];
+        let mut left = bytes;
+        while left > 0 {
+            let count = left.min(PIECE_BYTES as u64);
+            let piece = &mut piece[..count as usize];
+            self.fill(piece)?;
+            with(piece)?;
+            left -= count;
+        }
+        Ok(())
     }
-    let (summed, checksum) = bytes.split_at(bytes.len() - CHECKSUM_BYTES);
-    let found = crc32_iscsi(summed).to_le_bytes();
-    if found != checksum {
-        return Err(format!("its checksum is {found:02x?}, but it says {checksum:02x?}"));
-    }
-    let numbers = &body[comment..body.len() - CHECKSUM_BYTES];
-    let (keys, weights) = numbers.split_at(numbers.len() / 2);
-    let keys: Vec<u64> = keys.as_chunks().0.iter().map(|key| u64::from_le_bytes(*key)).collect();
-    let weights: Vec<f64> =
-        weights.as_chunks().0.iter().map(|weight| f64::from_le_bytes(*weight)).collect();
-    let intercept = f64::from_bits(u64_at(24));
-    let sane = keys.is_sorted_by(|a, b| a < b)
-        && weights.iter().all(|weight| weight.is_finite() && *weight != 0.0)
-        && intercept.is_finite()
-        && u64_at(32) == 0;
-    if sane {
-        Ok(Model { keys, weights, intercept })
-    } else {
-        Err("its keys do not ascend, or a weight is 0 or not finite".to_owned())
+
+    fn fill(&mut self, into: &mut [u8]) -> Result<(), String> {
+        self.input.read_exact(into).map_err(|error| error.to_string())?;
+        self.crc.update(into);
+        Ok(())
     }
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use std::fs;
+
+    use crc_fast::crc32_iscsi;
 
     use super::*;
     use crate::data::testing::Folder;
@@ -147,5 +200,19 @@ mod tests {
             let error = Model::read(&folder.write("bad", &bytes)).unwrap_err().to_string();
             assert!(error.contains(message) && error.contains("bad"), "{message}: {error}");
         }
+    }
+
+    /// A hole in a file costs nothing to make: it is read no further than the first keys.
+    #[test]
+    fn a_hole_takes_no_memory() {
+        let folder = Folder::new("model-hole");
+        let count = 1_u64 << 36;
+        let head: [&[u8]; 6] =
+            [MAGIC, &[1, 0, 0, 0], &[0; 4], &count.to_le_bytes(), &[0; 8], &[0; 8]];
+        let path = folder.write("hole", &head.concat());
+        let file = fs::File::options().write(true).open(&path).unwrap();
+        file.set_len(16 * count + (HEAD_BYTES + CHECKSUM_BYTES) as u64).unwrap();
+        let error = Model::read(&path).unwrap_err().to_string();
+        assert!(error.contains("its keys do not ascend"), "{error}");
     }
 }

@@ -9,12 +9,12 @@ mod binary;
 mod rows;
 mod text;
 
-use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::path::Path;
 
 pub use self::rows::RowModel;
-use crate::data::{Examples, Row};
+use crate::data::source::{Block, Blocks};
+use crate::data::{Examples, Input, Row};
 use crate::replace_file::Replacement;
 use crate::{Error, Result};
 
@@ -139,18 +139,40 @@ impl Model {
     }
 }
 
-/// Whether a file begins like binary models. A pipe cannot be read twice, and counts as text.
+/// Whether a file begins like binary models.
 fn is_binary(path: &Path) -> Result<bool> {
-    if fs::metadata(path).is_ok_and(|found| !found.is_file()) {
-        return Ok(false);
-    }
-    let file =
-        File::open(path).map_err(|source| Error::Open { path: path.to_path_buf(), source })?;
     let mut head = Vec::new();
-    file.take(binary::MAGIC.len() as u64)
+    Input::open_plain(path)?
+        .take(binary::MAGIC.len() as u64)
         .read_to_end(&mut head)
         .map_err(|source| Error::Read { path: path.to_path_buf(), source })?;
     Ok(head == binary::MAGIC)
+}
+
+/// Bytes of text that any compressed model may hold.
+const TEXT_BYTES: u64 = 64 << 20;
+
+/// Bytes of text for each byte of a compressed model, if that is more.
+const TEXT_FACTOR: u64 = 16;
+
+/// The text of a model, plain or compressed, some whole lines at a time. A file that is not
+/// compressed holds what is read of it; a short one that is could hold any amount.
+fn text(path: &Path) -> Result<impl Iterator<Item = Result<Block>>> {
+    let input = Input::open_plain(path)?;
+    let bytes = input.total_bytes();
+    let bytes = bytes.map_err(|source| Error::Read { path: path.to_path_buf(), source })?;
+    let bytes_max = bytes.saturating_mul(TEXT_FACTOR).max(TEXT_BYTES);
+    let path = path.to_path_buf();
+    let blocks = Blocks::of_input(&path, input)?;
+    let mut read = 0;
+    Ok(blocks.map(move |block| {
+        let block = block?;
+        read += block.text.len() as u64;
+        match read <= bytes_max {
+            true => Ok(block),
+            false => Err(Error::LongModel { path: path.clone(), bytes, bytes_max }),
+        }
+    }))
 }
 
 /// The margins of all rows, in order: `[rows]`.
@@ -195,6 +217,20 @@ mod tests {
         assert!(matches!(Model::new(vec![(2, f64::NAN)]), Err(Error::BadWeight { key: 2, .. })));
         let bad = Model::default().with_intercept(f64::INFINITY);
         assert!(matches!(bad, Err(Error::BadIntercept { .. })));
+    }
+
+    #[test]
+    fn only_plain_files_are_models() {
+        let folder = Folder::new("model-pipe");
+        let pipe = folder.path().join("pipe");
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        for path in [&pipe, Path::new("/dev/zero")] {
+            let (row_model, model) = (RowModel::is_one(path).map(drop), Model::read(path));
+            for read in [row_model, RowModel::read(path).map(drop), model.map(drop)] {
+                let said = caravan_kv::error::with_sources(&read.unwrap_err());
+                assert!(said.contains("name a plain file"), "{said}");
+            }
+        }
     }
 
     #[test]

@@ -10,7 +10,8 @@ use std::path::Path;
 use crc_fast::{CrcAlgorithm, Digest};
 use serde::{Deserialize, Serialize};
 
-use crate::data::source::Blocks;
+use super::text;
+use crate::data::source::LINE_BYTES_MAX;
 use crate::data::{parse_key, parse_value};
 use crate::replace_file::Replacement;
 use crate::trainer::{Rows, Trained};
@@ -96,7 +97,7 @@ impl RowModel {
     /// # Errors
     /// Those of reading.
     pub fn is_one(path: &Path) -> Result<bool> {
-        let block = Blocks::new(vec![path.to_path_buf()]).next().transpose()?;
+        let block = text(path)?.next().transpose()?;
         Ok(block.is_some_and(|block| block.text.starts_with(HEAD)))
     }
 
@@ -105,45 +106,83 @@ impl RowModel {
     /// # Errors
     /// [`Error::DamagedModel`] with the line; errors of reading.
     pub fn read(path: &Path) -> Result<Self> {
-        let mut text = Vec::new();
-        for block in Blocks::new(vec![path.to_path_buf()]) {
-            text.extend_from_slice(&block?.text);
+        let damaged = |reason| Error::DamagedModel { path: path.to_path_buf(), reason };
+        let mut reading = Reading::default();
+        for block in text(path)? {
+            for line in block?.text.split_inclusive(|&byte| byte == b'\n') {
+                reading.add(line).map_err(damaged)?;
+            }
         }
-        let model = parse(&text);
-        model.map_err(|reason| Error::DamagedModel { path: path.to_path_buf(), reason })
+        reading.end().map_err(damaged)
     }
 }
 
-fn parse(text: &[u8]) -> std::result::Result<RowModel, String> {
-    let mut lines = text.split_inclusive(|&byte| byte == b'\n');
-    let first = lines.next().unwrap_or_default();
-    let head = first.strip_prefix(HEAD).ok_or("it has no head")?;
-    let head: Head = serde_json::from_slice(head).map_err(|error| format!("line 1: {error}"))?;
-    let Head { algorithm, width, settings } = head;
-    if width == 0 {
-        return Err("line 1: rows have at least 1 value, not 0".to_owned());
-    }
-    let mut rows = Rows { keys: Vec::new(), values: Vec::new(), width };
-    let mut bytes = first.len();
-    for (number, line) in (2..).zip(lines) {
-        if let Some(sum) = line.strip_prefix(END) {
+/// Most values of a row, each of which takes two bytes of a line.
+const WIDTH_MAX: usize = LINE_BYTES_MAX / 2;
+
+/// A model of which some lines were read.
+#[derive(Default)]
+struct Reading {
+    /// Since the first line.
+    model: Option<RowModel>,
+    /// Of the lines before the last.
+    crc: Option<Digest>,
+    lines: u64,
+}
+
+impl Reading {
+    /// Reads one more line, with its end.
+    fn add(&mut self, line: &[u8]) -> std::result::Result<(), String> {
+        self.lines += 1;
+        let number = self.lines;
+        let Some(model) = &mut self.model else {
             let mut crc = Digest::new(CrcAlgorithm::Crc32Iscsi);
-            crc.update(&text[..bytes]);
+            crc.update(line);
+            self.model = Some(begin(line)?);
+            self.crc = Some(crc);
+            return Ok(());
+        };
+        let Some(mut crc) = self.crc.take() else {
+            return Err(format!("there is more after line {}", number - 1));
+        };
+        if let Some(sum) = line.strip_prefix(END) {
             let expected = format!("{:08x}", crc.finalize());
-            if sum.trim_ascii_end() != expected.as_bytes() {
-                return Err(format!("line {number} should end with {expected}"));
-            }
-            return match bytes + line.len() == text.len() {
-                true => Ok(RowModel { algorithm, settings, rows }),
-                false => Err(format!("there is more after line {number}")),
+            return match sum.trim_ascii_end() == expected.as_bytes() {
+                true => Ok(()),
+                false => Err(format!("line {number} should end with {expected}")),
             };
         }
-        bytes += line.len();
-        add_row(&mut rows, line.trim_ascii_end()).ok_or_else(|| {
+        crc.update(line);
+        self.crc = Some(crc);
+        let width = model.rows.width;
+        add_row(&mut model.rows, line.trim_ascii_end()).ok_or_else(|| {
             format!("line {number} is no key above those before with {width} values")
-        })?;
+        })
     }
-    Err(format!("it ends after {} rows, without a checksum", rows.keys.len()))
+
+    /// The model, once all lines were read.
+    fn end(self) -> std::result::Result<RowModel, String> {
+        let model = self.model.ok_or("it has no head")?;
+        match self.crc {
+            None => Ok(model),
+            Some(_) => {
+                let rows = model.rows.keys.len();
+                Err(format!("it ends after {rows} rows, without a checksum"))
+            }
+        }
+    }
+}
+
+/// The model without rows of this first line.
+fn begin(line: &[u8]) -> std::result::Result<RowModel, String> {
+    let head = line.strip_prefix(HEAD).ok_or("it has no head")?;
+    let head: Head = serde_json::from_slice(head).map_err(|error| format!("line 1: {error}"))?;
+    let Head { algorithm, width, settings } = head;
+    if !(1..=WIDTH_MAX).contains(&width) {
+        return Err(format!("line 1: rows have 1 to {WIDTH_MAX} values, not {width}"));
+    }
+    let rows = Rows { keys: Vec::new(), values: Vec::new(), width };
+    Ok(RowModel { algorithm, settings, rows })
 }
 
 fn add_row(rows: &mut Rows<f64>, line: &[u8]) -> Option<()> {
@@ -169,6 +208,27 @@ mod tests {
 
     use super::*;
     use crate::data::testing::Folder;
+
+    /// What a head claims takes no memory.
+    #[test]
+    fn a_width_without_rows_is_only_a_number() {
+        let folder = Folder::new("row-model-width");
+        let model = |width: u64| {
+            let head = format!(r#"{{"algorithm":"fm","width":{width},"settings":{{}}}}"#);
+            let text = [HEAD, head.as_bytes(), b"\n"].concat();
+            let mut crc = Digest::new(CrcAlgorithm::Crc32Iscsi);
+            crc.update(&text);
+            let end = format!("{:08x}\n", crc.finalize());
+            RowModel::read(&folder.write("m", &[&text[..], END, end.as_bytes()].concat()))
+        };
+        for width in [0, WIDTH_MAX as u64 + 1, 1 << 31, u64::MAX] {
+            let said = model(width).unwrap_err().to_string();
+            assert!(said.contains(&format!("1 to 33554432 values, not {width}")), "{said}");
+        }
+        let widest = model(WIDTH_MAX as u64).unwrap();
+        let examples = crate::data::parse(Path::new("t"), b"+1 1:1\n").unwrap();
+        assert_eq!(crate::fm::margins(&widest, &examples), [0.0]);
+    }
 
     proptest! {
         #[test]

@@ -2,15 +2,12 @@
 //!
 //! The checksum covers the numbers between it and the head before it, not their spelling.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::io::Write;
 use std::path::Path;
 
 use crc_fast::{CrcAlgorithm, Digest};
 
 use super::Model;
-use crate::data::source::Blocks;
 use crate::data::{libsvm, parse_key, parse_value};
 use crate::replace_file::Replacement;
 use crate::{Error, Result};
@@ -80,12 +77,11 @@ pub(super) fn write(model: &Model, mut file: Replacement, comment: &str) -> Resu
 
 /// Reads a whole file, plain or compressed.
 pub(super) fn read(path: &Path) -> Result<Model> {
-    let mut weights = Vec::new();
-    let mut intercept = 0.0;
-    let mut lines = HashMap::new();
+    let mut weights: Vec<Weight> = Vec::new();
+    let mut intercept: Option<Weight> = None;
     let mut sum: Option<Sum> = None; // since a head
     let mut has_head = false;
-    for block in Blocks::new(vec![path.to_path_buf()]) {
+    for block in super::text(path)? {
         let block = block?;
         for (line, text) in (block.first_line..).zip(block.text.split(|&byte| byte == b'\n')) {
             let text = text.strip_suffix(b"\r").unwrap_or(text);
@@ -100,21 +96,15 @@ pub(super) fn read(path: &Path) -> Result<Model> {
                 Some(_) => {}
             }
             let (key, weight) = parse_weight(path, line, text)?;
-            match lines.entry(key) {
-                Entry::Vacant(new) => new.insert(line),
-                Entry::Occupied(first) => {
-                    let path = path.to_path_buf();
-                    let first_line = *first.get();
-                    let key = key.map_or(INTERCEPT.to_owned(), |key| format!("key {key}"));
-                    return Err(Error::DuplicateWeight { path, line, first_line, key });
-                }
-            };
             if let Some(sum) = &mut sum {
                 sum.add(key, weight);
             }
-            match key {
-                Some(key) => weights.push((key, weight)),
-                None => intercept = weight,
+            match (key, &intercept) {
+                (Some(key), _) => weights.push(Weight { key, line, weight }),
+                (None, None) => intercept = Some(Weight { key: 0, line, weight }),
+                (None, Some(first)) => {
+                    return Err(twice(path, first.line, line, INTERCEPT.to_owned()));
+                }
             }
         }
     }
@@ -123,12 +113,39 @@ pub(super) fn read(path: &Path) -> Result<Model> {
             let reason = format!("it ends after {} weights, without a checksum", sum.weights);
             Err(Error::DamagedModel { path: path.to_path_buf(), reason })
         }
-        None if lines.is_empty() && !has_head => {
+        None if weights.is_empty() && intercept.is_none() && !has_head => {
             let reason = "it is empty".to_owned();
             Err(Error::DamagedModel { path: path.to_path_buf(), reason })
         }
-        None => Model::new(weights)?.with_intercept(intercept),
+        None => {
+            check_keys(path, &mut weights)?;
+            let weights = weights.into_iter().map(|it| (it.key, it.weight)).collect();
+            Model::new(weights)?.with_intercept(intercept.map_or(0.0, |it| it.weight))
+        }
     }
+}
+
+/// A weight, and the line that has it.
+struct Weight {
+    key: u64,
+    line: u64,
+    weight: f64,
+}
+
+/// Sorts weights, and checks that no two have one key.
+fn check_keys(path: &Path, weights: &mut [Weight]) -> Result<()> {
+    weights.sort_unstable_by_key(|it| (it.key, it.line));
+    let again = weights.windows(2).filter(|pair| pair[0].key == pair[1].key);
+    match again.min_by_key(|pair| pair[1].line) {
+        Some([first, other]) => {
+            Err(twice(path, first.line, other.line, format!("key {}", first.key)))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn twice(path: &Path, first_line: u64, line: u64, key: String) -> Error {
+    Error::DuplicateWeight { path: path.to_path_buf(), line, first_line, key }
 }
 
 /// Handles a comment: a head, a checksum, or any other.
@@ -205,6 +222,22 @@ mod tests {
         );
         Model::default().write(&path, Format::Text, "of zeros").unwrap();
         assert_eq!(Model::read(&path).unwrap(), Model::default());
+    }
+
+    /// A short file that holds far more text than models do is refused by the numbers, before its
+    /// text is in memory; decompressed it is read.
+    #[test]
+    fn a_compressed_model_has_a_bound() {
+        let folder = Folder::new("model-bomb");
+        let comment = format!("#{}\n", " ".repeat((1 << 20) - 2));
+        let text = comment.repeat(64) + "7\t1\n";
+        let bomb = folder.write("bomb", &gzip(text.as_bytes()));
+        let bytes = fs::metadata(&bomb).unwrap().len();
+        let error = Model::read(&bomb).unwrap_err().to_string();
+        let says = format!("bomb holds more than 67108864 bytes of text in its {bytes}, the most");
+        assert!(error.contains(&says) && error.contains("decompress it"), "{error}");
+        let plain = Model::read(&folder.write("plain", text.as_bytes())).unwrap();
+        assert_eq!(plain.weight(7), 1.0);
     }
 
     #[test]
