@@ -3,9 +3,11 @@
 
 use std::fs;
 use std::io::{self, Write};
+use std::path::Path;
 
 use anyhow::{Context, Result};
-use clap::CommandFactory;
+use caravan_learn::replace_file::replace;
+use clap::{Command, CommandFactory};
 
 use crate::cli::{Cli, CompletionsArgs, ManArgs};
 
@@ -24,9 +26,22 @@ pub(crate) fn man(args: &ManArgs) -> Result<()> {
         Some(folder) => {
             let named = || format!("cannot write pages into {}", folder.display());
             fs::create_dir_all(folder).with_context(named)?;
-            clap_mangen::generate_to(command, folder).with_context(named)
+            let mut command = command.disable_help_subcommand(true);
+            command.build();
+            write_pages(command, folder).with_context(named)
         }
     }
+}
+
+/// Writes the page of a command, and those of the commands below it.
+fn write_pages(command: Command, folder: &Path) -> Result<()> {
+    for below in command.get_subcommands().filter(|below| !below.is_hide_set()) {
+        write_pages(below.clone(), folder)?;
+    }
+    let man = clap_mangen::Man::new(command);
+    let mut page = Vec::new();
+    man.render(&mut page)?;
+    Ok(replace(&folder.join(man.get_filename()), &page)?)
 }
 
 /// Writes the completions of a shell to standard output.
@@ -46,10 +61,6 @@ fn write(bytes: &[u8]) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
-    use clap::Command;
-
     use super::*;
 
     /// Counts the pages of a command and of those below it: each must be named by the page above.
@@ -81,5 +92,17 @@ mod tests {
         let counted = pages(folder.path(), &command);
         assert_eq!(counted, fs::read_dir(folder.path()).unwrap().count());
         assert!(counted > 25, "{counted}");
+    }
+
+    #[test]
+    fn no_page_is_written_through_a_link() {
+        let folder = tempfile::tempdir().unwrap();
+        let victim = folder.path().join("victim");
+        fs::write(&victim, "precious").unwrap();
+        std::os::unix::fs::symlink(&victim, folder.path().join("caravan-train.1")).unwrap();
+        let said = man(&ManArgs { out: Some(folder.path().to_owned()) }).unwrap_err();
+        let said = format!("{said:#}");
+        assert!(said.contains("caravan-train.1 is a link"), "{said}");
+        assert_eq!(fs::read(&victim).unwrap(), b"precious");
     }
 }

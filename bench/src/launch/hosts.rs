@@ -1,11 +1,11 @@
 //! Lists of hosts, as people, host files of MPI, and Slurm write them; and how nodes are dealt to
 //! hosts.
 
-use std::fs;
 use std::path::Path;
 use std::str::FromStr;
 
 use anyhow::{Context, Result};
+use caravan_kv::files;
 
 use crate::cli::ending::Usage;
 
@@ -84,11 +84,8 @@ fn bounded(hosts: Vec<Host>) -> Result<Vec<Host>, String> {
 /// [`Usage`] names the file, and the line that is wrong.
 pub(crate) fn read_file(path: &Path) -> Result<Vec<Host>> {
     let shown = path.display();
-    let length = fs::metadata(path).with_context(|| format!("cannot read {shown}"))?.len();
-    if length > FILE_MAX {
-        return Err(Usage(format!("{shown} has {length} bytes; no host file is so long")).into());
-    }
-    let text = fs::read_to_string(path).with_context(|| format!("cannot read {shown}"))?;
+    let text = files::read(path, FILE_MAX).with_context(|| format!("cannot read {shown}"))?;
+    let text = String::from_utf8_lossy(&text);
     Ok(lines(&text).map_err(|why| Usage(format!("{shown}: {why}")))?)
 }
 
@@ -222,6 +219,25 @@ mod tests {
             ("A\n\n-l root\n", "line 3"),
         ] {
             assert!(lines(text).unwrap_err().contains(part), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn only_short_plain_files_are_host_files() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("hosts");
+        std::fs::write(&path, "A\nB:2\n").unwrap();
+        assert_eq!(read_file(&path).unwrap(), named(&[("A", 1), ("B", 2)]));
+        std::fs::write(&path, "#".repeat(FILE_MAX as usize + 1)).unwrap();
+        let pipe = folder.path().join("pipe");
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        for (path, says) in [
+            (&*path, "longer than 1048576 bytes"),
+            (&*pipe, "it is a pipe"),
+            (Path::new("/dev/zero"), "it is a device"),
+        ] {
+            let said = format!("{:#}", read_file(path).unwrap_err());
+            assert!(said.contains(says) && said.contains(path.to_str().unwrap()), "{said}");
         }
     }
 
