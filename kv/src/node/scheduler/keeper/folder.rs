@@ -5,16 +5,19 @@
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
 use super::Kept;
 use crate::checkpoint::sync_folder;
+use crate::files;
 
 /// Version of the files.
 const FORMAT: u32 = 1;
+
+/// Longest state.
+const BYTES_MAX: u64 = 1 << 30;
 
 /// The files that are written in turn.
 const FILES: [&str; 2] = ["state-0", "state-1"];
@@ -46,9 +49,8 @@ impl Folder {
     /// # Errors
     /// If another scheduler has it, or the system refuses it.
     pub(super) fn open(folder: &Path) -> Kept<Folder> {
-        let opened = fs::create_dir_all(folder).and_then(|()| {
-            File::options().write(true).create(true).truncate(false).open(folder.join(LOCK))
-        });
+        let opened = fs::create_dir_all(folder)
+            .and_then(|()| files::create(&folder.join(LOCK), files::MODE_OWN));
         let lock = opened.map_err(|error| error.to_string())?;
         match lock.try_lock() {
             Ok(()) => Ok(Folder { folder: folder.to_owned(), number: 0, _lock: lock }),
@@ -67,9 +69,9 @@ impl Folder {
         let mut found: Option<(u64, Vec<u8>)> = None;
         let mut damaged = 0;
         for name in FILES {
-            let bytes = match fs::read(self.folder.join(name)) {
+            let bytes = match files::read_own(&self.folder.join(name), BYTES_MAX) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-                read => read.map_err(|error| error.to_string())?,
+                read => read.map_err(|error| format!("{name}: {error}"))?,
             };
             match whole(&bytes) {
                 Some((Head { format: FORMAT, number, .. }, state)) => {
@@ -105,12 +107,13 @@ impl Folder {
         let mut text = serde_json::to_vec(&head).map_err(|error| error.to_string())?;
         text.push(b'\n');
         text.extend(state);
+        if text.len() as u64 > BYTES_MAX {
+            return Err(format!("a state of {} bytes is over {BYTES_MAX}", text.len()));
+        }
         let path = self.folder.join(FILES[usize::from(number.is_multiple_of(2))]);
         let is_new = !path.exists();
         // It has what tasks were given, which is nobody else's.
-        let opened =
-            File::options().write(true).create(true).truncate(true).mode(0o600).open(&path);
-        let written = opened.and_then(|mut file| {
+        let written = files::create(&path, files::MODE_OWN).and_then(|mut file| {
             file.write_all(&text)?;
             file.sync_data()?;
             if is_new { sync_folder(&self.folder) } else { Ok(()) }
@@ -192,6 +195,32 @@ mod tests {
         assert_eq!(load(&folder), Err("state-0 and state-1 are damaged".to_owned()));
         Folder::open(folder.path()).unwrap().clear().unwrap();
         assert_eq!(load(&folder), Ok(None));
+    }
+
+    #[test]
+    fn a_state_that_others_may_write_or_have_linked_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut keeper = Folder::open(folder.path()).unwrap();
+        keeper.save(b"first").unwrap();
+        keeper.save(b"second").unwrap();
+        let path = folder.path().join(FILES[0]);
+        fs::write(&path, "").unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).unwrap();
+        let why = keeper.load().unwrap_err();
+        assert!(why.contains("state-0: others may write to it (mode 666)"), "{why}");
+        let why = keeper.save(b"third").unwrap_err();
+        assert!(why.contains("others may write to it"), "{why}");
+        let victim = folder.path().join("victim");
+        fs::rename(&path, &victim).unwrap();
+        std::os::unix::fs::symlink(&victim, &path).unwrap();
+        for why in [keeper.load().unwrap_err(), keeper.save(b"third").unwrap_err()] {
+            assert!(why.contains("it is a link"), "{why}");
+        }
+        assert_eq!(fs::read(&victim).unwrap(), b"");
+        drop(keeper);
+        fs::remove_file(folder.path().join(LOCK)).unwrap();
+        std::os::unix::fs::symlink(&victim, folder.path().join(LOCK)).unwrap();
+        assert!(Folder::open(folder.path()).is_err_and(|why| why.contains("it is a link")));
     }
 
     #[test]
