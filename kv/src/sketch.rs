@@ -11,6 +11,10 @@ use caravan_van::Value;
 
 use crate::filter::Draws;
 
+/// The handle of tables that count in sketches, one at each server thread, which `caravan-learn`
+/// has. Their values are `u8`, `u32` or `u64`, and saturate. Their width is 1.
+pub const HANDLE: &str = "count-min";
+
 /// A count from 0 on, which saturates.
 pub trait Cell: Value + Ord {
     /// The sum, or the largest count.

@@ -416,3 +416,23 @@ fn a_file_of_another_checkpoint_is_refused_by_name() {
         }
     });
 }
+
+/// A table that cannot be created is no reason to keep those before it.
+#[test]
+fn a_restore_that_fails_leaves_no_table() {
+    let plain = TableSpec::new(1, "plain", ValueType::I64, 1);
+    let once = TableSpec::new(2, "once", ValueType::I64, 1).consistency(Model::Bsp, 1).once();
+    let specs = [plain, once];
+    let mut checkpoints = Checkpoints::new(Drive::default());
+    with_cluster(1, 2, |_, connect| {
+        let mut worker = connect(9);
+        checkpoints.create(&mut worker, &specs).unwrap();
+    });
+    with_cluster(2, 2, |_, connect| {
+        let mut worker = connect(9);
+        let said = checkpoints.restore_with(&mut worker, 1, Some(1)).unwrap_err().to_string();
+        assert!(said.contains("table once: a table with replicas knows repeats"), "{said}");
+        assert!(worker.list_tables("").unwrap().is_empty(), "nothing of it is there");
+        checkpoints.restore(&mut worker, 1).unwrap();
+    });
+}

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use caravan_kv::checkpoint::{Checkpoints, Folder};
 use caravan_kv::filter::Draws;
 use caravan_kv::{
     Apps, Cluster, ClusterConfig, Handles, Launch, Table, TableSpec, ValueType, Worker,
@@ -42,10 +43,10 @@ fn keys() -> impl Iterator<Item = u64> {
     std::iter::repeat_with(rank).map(|rank| rank * 7919 % KEYS).take(BATCHES * BATCH)
 }
 
-/// A cluster of two servers.
-fn cluster() -> Cluster {
+/// A cluster of this many servers.
+fn cluster(servers: usize) -> Cluster {
     let node = vans::node(vans::any());
-    let config = ClusterConfig { servers: 2, workers: 0, threads: 1, node };
+    let config = ClusterConfig { servers, workers: 0, threads: 1, node };
     let launch = Launch::Threads(sketch::handle(Handles::default()), Apps::default());
     Cluster::launch(&config, launch).unwrap()
 }
@@ -74,7 +75,7 @@ fn check(worker: &mut Worker, table: Table, exact: &BTreeMap<u64, u64>, cells: u
 }
 
 fn sketches_are_never_under_and_within_their_bound(value: ValueType) {
-    let cluster = cluster();
+    let cluster = cluster(2);
     let mut worker = cluster.client().unwrap();
     let table = worker.create_table(&spec(1, value)).unwrap();
     let mut exact: BTreeMap<u64, u64> = BTreeMap::new();
@@ -113,7 +114,7 @@ fn sketches_of_u64_are_never_under_and_within_their_bound() {
 /// move meanwhile, with their counts.
 #[test]
 fn merged_sketches_are_those_of_both_streams() {
-    let cluster = cluster();
+    let cluster = cluster(2);
     let mut worker = cluster.client().unwrap();
     let tables = [1, 2, 3].map(|id| worker.create_table(&spec(id, ValueType::U64)).unwrap());
     let [all, first, second] = tables;
@@ -222,4 +223,39 @@ fn a_sketch_with_a_copy_counts_on_to_the_cell_when_a_server_dies() {
     });
     println!("{deaths} deaths; of {:?}, {longest:?} without a batch at most", whole.took);
     assert!(deaths > 0);
+}
+
+/// The cells of a server thread cannot be cut: a checkpoint comes back on as many threads as it
+/// came from, and is refused by both numbers elsewhere, before there is a table.
+#[test]
+fn a_checkpoint_comes_back_on_as_many_server_threads() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut checkpoints = Checkpoints::new(Folder::new(folder.path()));
+    let spec = spec(1, ValueType::U32);
+    let counts: Vec<u64> = (1..=100).collect();
+    for servers in [2, 1, 3, 2] {
+        let cluster = cluster(servers);
+        let mut worker = cluster.client().unwrap();
+        if checkpoints.list().unwrap().is_empty() {
+            let table = worker.create_table(&spec).unwrap();
+            let mut inserts = Inserts::new(&worker, table, BATCH).unwrap();
+            for count in &counts {
+                inserts.add(&mut worker, count * 397, *count).unwrap();
+            }
+            inserts.finish(&mut worker).unwrap();
+            checkpoints.create(&mut worker, std::slice::from_ref(&spec)).unwrap();
+        } else if servers == 2 {
+            checkpoints.restore(&mut worker, 1).unwrap();
+            let table = worker.create_table(&spec).unwrap();
+            let keys: Vec<u64> = counts.iter().map(|count| count * 397).collect();
+            assert_eq!(sketch::estimates(&mut worker, table, &keys).unwrap(), counts);
+        } else {
+            let said = checkpoints.restore(&mut worker, 1).unwrap_err().to_string();
+            let says = format!("came from 2 server threads, and would go to {servers} (restore");
+            assert!(said.contains(&says), "{said}");
+            assert!(worker.list_tables("").unwrap().is_empty(), "nothing of it is there");
+        }
+        drop(worker);
+        cluster.shutdown().unwrap();
+    }
 }

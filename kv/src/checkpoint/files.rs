@@ -17,6 +17,7 @@ use super::records::{self, Kind, Reading, failed};
 use super::{Disk, Manifest, Parent, Piece, Row, SavedShard, SavedTable, append_line};
 use crate::error::{Error, Result};
 use crate::files;
+use crate::sketch;
 use crate::table::TableSpec;
 use crate::worker::{Table, Worker};
 
@@ -332,11 +333,12 @@ impl<D: Disk> Checkpoints<D> {
     }
 
     /// Creates the tables of a checkpoint in a cluster, with any number of servers. All of it, and
-    /// of those that it is based on, is verified before.
+    /// of those that it is based on, is verified before. If this fails, the tables that it created
+    /// are dropped.
     ///
     /// # Errors
-    /// As [`Checkpoints::verify`]; [`Error::Checkpoint`] if one of the tables exists; as
-    /// [`Worker::wait`].
+    /// As [`Checkpoints::verify`]; [`Error::Checkpoint`] if one of the tables exists, or is of
+    /// sketches of another number of shards; as [`Worker::wait`].
     pub fn restore(&self, worker: &mut Worker, number: u64) -> Result<Manifest> {
         self.restore_with(worker, number, None)
     }
@@ -354,27 +356,53 @@ impl<D: Disk> Checkpoints<D> {
     ) -> Result<Manifest> {
         let chain = self.verified(number)?;
         let there = worker.list_tables("")?;
-        for SavedTable { spec, .. } in &chain.newest().tables {
+        for SavedTable { spec, shards, .. } in &chain.newest().tables {
+            let refused =
+                |why: &str| failed(&format!("table {} of checkpoint {number}", spec.name), why);
             let is_it = |it: &TableSpec| it.id == spec.id && it.namespace == spec.namespace;
             if there.iter().any(is_it) {
-                let what = format!("table {} of checkpoint {number}", spec.name);
-                return Err(failed(&what, "the cluster has a table of its number (drop it first)"));
+                return Err(refused("the cluster has a table of its number (drop it first)"));
+            }
+            let [had, has] = [shards.len(), worker.shards_of(spec)?];
+            if spec.handle == sketch::HANDLE && had != has {
+                return Err(refused(&format!(
+                    "its sketches cannot be cut: they came from {had} server threads, and would go to {has} (restore them on {had})"
+                )));
             }
         }
+        let mut created = Vec::new();
         for SavedTable { spec, .. } in &chain.newest().tables {
             let copies = replicas.unwrap_or(spec.replicas);
-            let table = worker.create_table(&spec.clone().replicas(copies))?;
-            let mut piece = Piece::default();
-            self.read_rows(&chain, spec, |row| {
-                piece.rows.push(row);
-                if piece.rows.bytes() < PIECE_BYTES {
-                    return Ok(());
-                }
-                worker.put(table, &std::mem::take(&mut piece))
-            })?;
-            worker.put(table, &piece)?;
+            let put = worker.create_table(&spec.clone().replicas(copies)).and_then(|table| {
+                created.push(table);
+                self.put_rows(worker, table, &chain, spec)
+            });
+            if let Err(error) = put {
+                // Of a part of the tables nobody has any use. The first error says why.
+                created.into_iter().for_each(|table| drop(worker.drop_table(table)));
+                return Err(error);
+            }
         }
         Ok(chain.newest().clone())
+    }
+
+    /// Puts the rows of a table of a checkpoint into one of a cluster.
+    fn put_rows(
+        &self,
+        worker: &mut Worker,
+        table: Table,
+        chain: &Chain,
+        spec: &TableSpec,
+    ) -> Result<()> {
+        let mut piece = Piece::default();
+        self.read_rows(chain, spec, |row| {
+            piece.rows.push(row);
+            if piece.rows.bytes() < PIECE_BYTES {
+                return Ok(());
+            }
+            worker.put(table, &std::mem::take(&mut piece))
+        })?;
+        worker.put(table, &piece)
     }
 
     /// Calls `with` with the rows of a table of a checkpoint as text: some lines at a time, each

@@ -4,6 +4,7 @@ use super::{Table, Worker};
 use crate::checkpoint::{Piece, Wish};
 use crate::error::Result;
 use crate::slicer;
+use crate::table::TableSpec;
 use crate::tracker::{RequestKind, Timestamp};
 
 impl Worker {
@@ -18,6 +19,11 @@ impl Worker {
             cuts.push(self.request_shards(kind, *table, shards, clock.unwrap_or(0), &body)?);
         }
         cuts.into_iter().try_for_each(|cut| self.wait(cut).map(drop))
+    }
+
+    /// Number of the shards that a table would have if it was created here.
+    pub(crate) fn shards_of(&self, spec: &TableSpec) -> Result<usize> {
+        Ok(spec.placement.map(spec.range()?, self.founders)?.shards().len())
     }
 
     /// Asks for the next rows of a shard that was cut.

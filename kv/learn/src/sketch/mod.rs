@@ -7,8 +7,8 @@ mod shard;
 mod table;
 pub(crate) mod tail;
 
-pub use caravan_kv::sketch::{Cell, CountMin};
+pub use caravan_kv::sketch::{Cell, CountMin, HANDLE};
 
-pub use self::shard::{HANDLE, Options, handle};
+pub use self::shard::{Options, handle};
 pub use self::table::{Inserts, estimates, halve, merge, spec};
 pub use self::tail::Tail;

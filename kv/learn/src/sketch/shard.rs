@@ -5,12 +5,7 @@ use caravan_kv::{Handles, Shard, TableSpec, ValueType};
 use caravan_van::{Account, KeyRange, Pool};
 use serde::{Deserialize, Serialize};
 
-use super::{Cell, CountMin};
-
-/// The handle of tables that count in sketches.
-///
-/// Their values are `u8`, `u32` or `u64`, and saturate. Their width is 1.
-pub const HANDLE: &str = "count-min";
+use super::{Cell, CountMin, HANDLE};
 
 /// The command that halves the cells of every sketch of a table, for half the memory. An empty
 /// command ends the counting and frees them.

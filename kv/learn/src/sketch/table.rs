@@ -5,7 +5,8 @@ use std::collections::VecDeque;
 use caravan_kv::{Error, Placed, Result, Table, TableSpec, Timestamp, ValueType, Worker};
 use caravan_van::{KeyRange, Value};
 
-use super::shard::{self, HANDLE, Options};
+use super::HANDLE;
+use super::shard::{self, Options};
 
 /// Batches on the way.
 const PUSHES_MAX: usize = 4;
