@@ -134,10 +134,10 @@ impl Reading {
                 "it is of another checkpoint: its checksum is {crc:08x}, and the manifest names {crc32c:08x}"
             ));
         }
-        match self.file.by_ref().bytes().next() {
-            None => Ok(()),
-            Some(Ok(_)) => Err(format!("it goes on behind its {bytes} bytes")),
-            Some(Err(error)) => Err(error.to_string()),
+        match self.file.by_ref().take(1).read_to_end(&mut Vec::new()) {
+            Ok(0) => Ok(()),
+            Ok(_) => Err(format!("it goes on behind its {bytes} bytes")),
+            Err(error) => Err(error.to_string()),
         }
     }
 }
