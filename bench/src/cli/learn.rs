@@ -31,6 +31,20 @@ pub(crate) enum TrainCommand {
     Kmeans(Kmeans),
 }
 
+impl TrainCommand {
+    /// The files to train on.
+    pub(crate) fn data(&self) -> &[PathBuf] {
+        match self {
+            TrainCommand::Dbpg(args) => &args.data,
+            TrainCommand::Sgd(args) => &args.steps.data,
+            TrainCommand::Lda(args) => &args.steps.data,
+            TrainCommand::Mf(args) | TrainCommand::Fm(args) => &args.steps.data,
+            TrainCommand::Linreg(args) => &args.steps.data,
+            TrainCommand::Kmeans(args) => &args.data,
+        }
+    }
+}
+
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Dbpg {
     /// Training examples, LIBSVM or Criteo text, plain or compressed (.gz, .zst, .xz)

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, bail};
 use caravan_kv::ClusterConfig;
-use caravan_learn::data::Examples;
+use caravan_learn::data::{Examples, check_shared};
 use caravan_learn::dbpg::blocks::Order;
 use caravan_learn::dbpg::{self, Driver, Job, Trained};
 use caravan_learn::model::{Format, Model};
@@ -34,6 +34,7 @@ const SMOKE_PASSES: u64 = 3;
 /// Runs `caravan train dbpg`.
 fn dbpg(common: &Common, args: &Dbpg) -> Result<()> {
     let lambdas = lambdas(args)?;
+    check_shared(args.cache.as_slice())?;
     let interrupt = Interrupt::watch().context("cannot watch for Ctrl-C")?;
     let mut config = cluster::config(common)?;
     spare(&mut config, args.method.replicas);

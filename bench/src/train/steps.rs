@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result};
 use caravan_kv::{Cluster, ClusterConfig};
-use caravan_learn::data::{Examples, Shard};
+use caravan_learn::data::{Examples, Shard, check_shared};
 use caravan_learn::model::{Format, RowModel, predict};
 use caravan_learn::trainer::{Job, Progress, Trained, Trainer, train};
 use caravan_learn::{fm, lda, linreg, mf, replace_file, sgd};
@@ -29,6 +29,7 @@ use crate::report::Row;
 /// Names the file or the node; rows that cannot be written; an interruption after Ctrl-C or
 /// SIGTERM.
 pub(crate) fn run(common: &Common, command: &TrainCommand) -> Result<()> {
+    check_shared(command.data())?;
     match command {
         TrainCommand::Dbpg(args) => super::dbpg(common, args),
         TrainCommand::Sgd(args) => sgd(common, args),

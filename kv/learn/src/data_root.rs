@@ -10,6 +10,8 @@ use std::path::{Component, Path, PathBuf};
 use caravan_kv::NodeConfig;
 use caravan_kv::objects::is_address;
 
+use crate::data::check_shared;
+
 /// The folder that contains all files of orders, or the address that all objects of orders begin
 /// with; `None` is everywhere.
 #[derive(Debug, Clone)]
@@ -40,6 +42,19 @@ impl DataRoot {
     /// Any file, for code that takes no orders.
     pub(crate) fn anywhere() -> Self {
         DataRoot(None)
+    }
+
+    /// The files that an order has `readers` workers or parts read.
+    ///
+    /// # Errors
+    /// As [`DataRoot::allow`]; a file that only one of several readers would get.
+    pub(crate) fn files(&self, paths: &[PathBuf], readers: usize) -> Result<Vec<PathBuf>, String> {
+        let files: Vec<PathBuf> =
+            paths.iter().map(|path| self.allow(path)).collect::<Result<_, _>>()?;
+        match readers {
+            0 | 1 => Ok(files),
+            _ => check_shared(&files).map_err(|error| error.to_string()).map(|()| files),
+        }
     }
 
     /// The file that `path` names, which is below the root. It need not exist yet.

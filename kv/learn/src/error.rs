@@ -28,6 +28,25 @@ pub enum Error {
         /// The system's error.
         source: io::Error,
     },
+    /// A pipe or a device, where more than one process or pass would read it.
+    #[error(
+        "{} is {what}, which can be read only once, and each worker and pass reads its data itself: write it to a file, and name that",
+        path.display()
+    )]
+    ReadOnce {
+        /// The file as given.
+        path: PathBuf,
+        /// What it is: "a pipe".
+        what: &'static str,
+    },
+    /// The name of a file that workers read cannot be sent to them.
+    #[error(
+        "the name {path:?} is no UTF-8, and workers get names as text: rename it, or name a link to it"
+    )]
+    Name {
+        /// The file as given.
+        path: PathBuf,
+    },
     /// A compressed file ends too early or is damaged.
     #[error("{} is truncated or damaged {format} data; fetch or compress it again", path.display())]
     Decompress {

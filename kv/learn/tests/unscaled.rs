@@ -116,7 +116,8 @@ impl Problem {
     /// The least F that coordinate descent finds from these weights.
     fn descend(&self, mut weights: Vec<f64>) -> f64 {
         let largest = |column: usize| {
-            self.values.iter().map(|row| row[column].abs()).fold(f64::MIN_POSITIVE, f64::max)
+            let largest = self.values.iter().map(|row| row[column].abs()).fold(0.0, f64::max);
+            if largest > 0.0 { largest } else { 1.0 }
         };
         let sizes: Vec<f64> = (0..weights.len()).map(largest).collect();
         let mut margins: Vec<f64> = self

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
+use caravan_kv::error::with_sources;
 use caravan_kv::{Asked, Desk, RequestId, Responder, WorkerNode};
 use serde::{Deserialize, Serialize};
 
@@ -132,7 +133,7 @@ pub fn answers(mut assigner: Assigner) -> impl Responder {
         let outcome = reader.map(|reader: Reader| assigner.next(&reader));
         let answered = match outcome.and_then(|block| serde_json::to_vec(&block)) {
             Ok(block) => desk.answer(asked.token, &block),
-            Err(error) => desk.refuse(asked.token, &error.to_string()),
+            Err(error) => desk.refuse(asked.token, &with_sources(&error)),
         };
         // Each request is answered here, once.
         let _ = answered;
@@ -160,10 +161,10 @@ fn failed(reason: String) -> Error {
 /// # Errors
 /// As [`ask`].
 pub(crate) fn request(node: &mut WorkerNode, name: &str, reader: &Reader) -> Result<RequestId> {
-    let body = serde_json::to_vec(reader).map_err(|error| failed(error.to_string()))?;
+    let body = serde_json::to_vec(reader).map_err(|error| failed(with_sources(&error)))?;
     let to = node.driver();
     let asked = node.desk(|desk| desk.ask(to, name, 0, &body)).and_then(|asked| asked);
-    asked.map_err(|error| failed(error.to_string()))
+    asked.map_err(|error| failed(with_sources(&error)))
 }
 
 /// The answer to a [`request`], once it is there.
@@ -172,10 +173,10 @@ pub(crate) fn request(node: &mut WorkerNode, name: &str, reader: &Reader) -> Res
 /// As [`ask`].
 pub(crate) fn answer(node: &mut WorkerNode, asked: RequestId) -> Result<Option<Cut>> {
     let answers = node.wait_for(asked, ANSWERS_WITHIN);
-    let answers = answers.map_err(|error| failed(error.to_string()))?;
+    let answers = answers.map_err(|error| failed(with_sources(&error)))?;
     let answer = answers.into_iter().next().ok_or_else(|| failed("no answer".to_owned()))?;
     let body = answer.outcome.map_err(failed)?;
-    serde_json::from_slice(&body).map_err(|error| failed(error.to_string()))
+    serde_json::from_slice(&body).map_err(|error| failed(with_sources(&error)))
 }
 
 #[cfg(test)]

@@ -1,13 +1,41 @@
 //! Where data comes from: a file, or an object of a store by its address.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use caravan_kv::files;
 use caravan_kv::objects::{Object, is_address};
 
 use crate::{Error, Result};
+
+/// Where a process finds what it has open, and each process something else.
+const OWN: [&str; 3] = ["/dev/stdin", "/dev/fd", "/proc/self"];
+
+/// Checks the names of data that several processes or passes read, before they do: each can be sent
+/// to a worker, and none is a pipe or a device, which only one reader would get. Names of what is
+/// not there are left to whoever opens them, maybe elsewhere.
+///
+/// # Errors
+/// [`Error::Name`] and [`Error::ReadOnce`] name the file.
+pub fn check_shared(paths: &[PathBuf]) -> Result<()> {
+    for path in paths {
+        if path.to_str().is_none() {
+            return Err(Error::Name { path: path.clone() });
+        }
+        let found = fs::metadata(path).ok().filter(|found| !found.is_dir());
+        let own =
+            OWN.iter().any(|own| path.starts_with(own)).then_some("open in this process alone");
+        let kind = |found: fs::Metadata| match found.is_file() {
+            true => own,
+            false => Some(files::kind_of(found.file_type())),
+        };
+        if let Some(what) = found.and_then(kind) {
+            return Err(Error::ReadOnce { path: path.clone(), what });
+        }
+    }
+    Ok(())
+}
 
 /// An open file or object.
 #[derive(Debug)]
@@ -86,5 +114,48 @@ mod tests {
         let error = Input::open("s3://bucket/t".as_ref()).unwrap_err();
         let said = caravan_kv::error::with_sources(&error);
         assert!(said.contains("s3://bucket/t") && said.contains("--features stores"), "{said}");
+    }
+}
+
+#[cfg(all(test, unix))]
+mod shared {
+    #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use std::ffi::OsStr;
+    use std::num::NonZeroUsize;
+    use std::os::unix::ffi::OsStrExt;
+    use std::process::Command;
+
+    use super::*;
+    use crate::data::testing::Folder;
+    use crate::data::{KeptRows, Shard, read_packed};
+
+    /// Goal: what one reader alone would get is refused wherever several read. Method: a pipe that
+    /// nobody writes to, so that whoever opens it waits for ever.
+    #[test]
+    fn what_one_reader_alone_gets_is_refused_by_name() {
+        let folder = Folder::new("shared");
+        let file = folder.write("file", b"1 1:1\n");
+        let pipe = folder.path().join("pipe");
+        assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        let none = folder.path().join("none");
+        check_shared(&[file.clone(), none, folder.path().to_owned()]).unwrap();
+        let half = Shard::new(1, 2).unwrap();
+        let one = NonZeroUsize::MIN;
+        let cache = folder.path().join("cache");
+        let paths = [file, pipe];
+        for error in [
+            check_shared(&paths).unwrap_err(),
+            read_packed(&paths, half, one, None).unwrap_err(),
+            read_packed(&paths, Shard::ALL, one, Some(&cache)).unwrap_err(),
+            KeptRows::open(&paths, Shard::ALL, one, &cache).unwrap_err(),
+            crate::kmeans::Points::read(&paths).unwrap_err(),
+        ] {
+            let said = error.to_string();
+            assert!(said.contains("pipe is a pipe") && said.contains("to a file"), "{said}");
+        }
+        let name = PathBuf::from(OsStr::from_bytes(b"na\xffme"));
+        let said = check_shared(&[name]).unwrap_err().to_string();
+        assert!(said.contains(r"na\xFFme"), "{said}");
     }
 }

@@ -10,7 +10,7 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 use super::read::read_parts;
-use super::{ByKey, Examples, PackedRows, Shard, cache};
+use super::{ByKey, Examples, PackedRows, Shard, cache, check_shared};
 use crate::{Error, Result};
 
 /// Rows of a block: as many as 16 bits can number.
@@ -41,6 +41,7 @@ impl KeptRows {
         threads: NonZeroUsize,
         folder: &Path,
     ) -> Result<Self> {
+        check_shared(paths)?;
         let name = |block| cache::block_path(folder, paths, shard, block);
         let mut found = Self::none(cache::identity(paths, shard)?);
         loop {

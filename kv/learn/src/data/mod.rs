@@ -33,6 +33,7 @@ pub(crate) use columns::for_each;
 pub(crate) use cuts::cut_file;
 pub use cuts::{Cut, cut};
 pub(crate) use input::Input;
+pub use input::check_shared;
 pub(crate) use kept::{BLOCK_ROWS, KeptRows, Share};
 pub(crate) use lookup::{gallop, places};
 pub(crate) use number::{parse_key, parse_value};

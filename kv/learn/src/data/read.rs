@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use super::libsvm::Fault;
 use super::ordered::map_in_order;
 use super::source::{Block, Blocks};
-use super::{Cut, Examples, PackedRows, Shard, cache, criteo, grouped, libsvm};
+use super::{Cut, Examples, PackedRows, Shard, cache, check_shared, criteo, grouped, libsvm};
 use crate::Result;
 
 /// Reads the rows of `shard` from `paths`, plain or compressed, in order; row numbers continue from
@@ -50,6 +50,10 @@ pub fn read_packed(
     threads: NonZeroUsize,
     cache: Option<&Path>,
 ) -> Result<PackedRows> {
+    // Caches know files by what stays the same from one reading to the next.
+    if cache.is_some() || shard != Shard::ALL {
+        check_shared(paths)?;
+    }
     let from_text = || {
         let mut all = PackedRows::default();
         let pack = |part: Examples| PackedRows::from(&part);

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use flate2::read::MultiGzDecoder;
 
-use crate::data::{self, Examples, Input, Shard};
+use crate::data::{self, Examples, Input, Shard, check_shared};
 use crate::{Error, Result};
 
 /// First bytes of a file of images in the IDX format: bytes, in three dimensions.
@@ -44,6 +44,8 @@ impl Points {
     /// As [`data::read`]; [`Error::Images`] for a damaged file, or for images of two sizes;
     /// [`Error::Option`] for keys from 2^20 on.
     pub fn read(files: &[PathBuf]) -> Result<Points> {
+        // What a file is takes a look of its own.
+        check_shared(files)?;
         let mut points = Points { starts: vec![0], ..Points::default() };
         let first = files.first().map(|file| images(file)).transpose()?.flatten();
         let Some(first) = first else {

@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering;
 use super::centres::Centres;
 use super::worker::{APP, Left, Order, PUBLISH, Report, centres_spec};
 use super::{Batches, Problem};
+use crate::data::check_shared;
 use crate::task::schedule::Greedy;
 use crate::task::{Ended, Engine, Stage, Task, Trigger, Wants};
 use crate::trainer::check_room;
@@ -68,6 +69,7 @@ pub fn train(
     let checked = problem.check().and_then(|()| fits(problem, workers));
     let checked = checked.and_then(|()| check_room(problem.replicas, servers));
     checked.map_err(|reason| Error::Train { reason })?;
+    check_shared(&problem.files)?;
     cluster.begin(PART).map_err(failed)?;
     let mut last = None;
     let task = Stages {

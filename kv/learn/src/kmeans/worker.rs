@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use caravan_kv::consistency::Model;
+use caravan_kv::error::with_sources;
 use caravan_kv::{App, Apps, Table, TableSpec, ValueType, WorkerNode};
 use caravan_van::KeyRange;
 use serde::{Deserialize, Serialize};
@@ -105,7 +106,7 @@ impl App for Publishes {
     ) -> Result<serde_json::Value, String> {
         let (part, _) = Part::of(node, input)?;
         let left: Left =
-            serde_json::from_value(part.body.clone()).map_err(|error| error.to_string())?;
+            serde_json::from_value(part.body.clone()).map_err(|error| with_sources(&error))?;
         let Left { stage, clusters, dimensions, .. } = left;
         let kept = self.models.take(node, &part, &model(stage), node.rank)?;
         let centres = centres_of(dimensions, &kept);
@@ -115,7 +116,7 @@ impl App for Publishes {
             let pushed = worker.push(table, &keys, centres.values())?;
             worker.wait(pushed)
         });
-        pushed.map_err(|error| error.to_string())?;
+        pushed.map_err(|error| with_sources(&error))?;
         Ok(serde_json::Value::Null)
     }
 }
@@ -149,7 +150,7 @@ impl App for Kmeans {
     ) -> Result<serde_json::Value, String> {
         let (part, rank) = Part::of(node, input)?;
         let order: Order =
-            serde_json::from_value(part.body.clone()).map_err(|error| error.to_string())?;
+            serde_json::from_value(part.body.clone()).map_err(|error| with_sources(&error))?;
         self.load(node, &order)?;
         let loaded = self.loaded.as_ref().ok_or("there are no points")?;
         let dimensions = loaded.points.dimensions();
@@ -157,13 +158,13 @@ impl App for Kmeans {
         let first = first_centres(&mut self.models, loaded, node, (&order, &part))?;
         let taken = traffic(node) - before;
         let mut stage = Stage { node, loaded, order: &order, rank, stage: part.stage };
-        let (centres, objective) = stage.run(&first).map_err(|error| error.to_string())?;
+        let (centres, objective) = stage.run(&first).map_err(|error| with_sources(&error))?;
         let trained = traffic(node);
         let bytes: Vec<u8> = centres.values().iter().flat_map(|it| it.to_le_bytes()).collect();
         self.models.keep(node, &part, &model(part.stage), bytes);
         let handover_bytes = taken + traffic(node) - trained;
         serde_json::to_value(Report { objective, dimensions, handover_bytes })
-            .map_err(|error| error.to_string())
+            .map_err(|error| with_sources(&error))
     }
 }
 
@@ -185,7 +186,7 @@ fn first_centres(
     };
     let centres = models.read(node, part, &model(before), &order.from)?;
     // All have them now. Who waits here answers at once.
-    node.barrier("centres").map_err(|error| error.to_string())?;
+    node.barrier("centres").map_err(|error| with_sources(&error))?;
     models.free(node, part, &model(before));
     Ok(centres_of(loaded.points.dimensions(), &centres))
 }
@@ -195,9 +196,8 @@ impl Kmeans {
         let is_it = |it: &Loaded| it.files == wanted.files && it.seed == wanted.seed;
         if !self.loaded.as_ref().is_some_and(is_it) {
             let root = DataRoot::of(&node.config)?;
-            let files: Result<Vec<_>, _> =
-                wanted.files.iter().map(|file| root.allow(file)).collect();
-            let points = self.store.points(&files?).map_err(|error| error.to_string())?;
+            let files = root.files(&wanted.files, node.workers)?;
+            let points = self.store.points(&files).map_err(|error| with_sources(&error))?;
             check_points(&points, wanted.clusters)?;
             let (files, seed) = (wanted.files.clone(), wanted.seed);
             let order = order(points.len(), seed);

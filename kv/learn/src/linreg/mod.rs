@@ -14,6 +14,7 @@
 use std::ops::Range;
 use std::path::PathBuf;
 
+use caravan_kv::error::with_sources;
 use caravan_kv::{TableSpec, ValueType};
 use caravan_van::KeyRange;
 use serde::{Deserialize, Serialize};
@@ -93,7 +94,7 @@ impl Trainer for LinReg {
             ));
         }
         let examples = part.all_examples(&settings.files)?;
-        let found = self::features(&examples).map_err(|error| error.to_string())?;
+        let found = self::features(&examples).map_err(|error| with_sources(&error))?;
         if found > features {
             return Err(format!("feature {} is not below {features}", found - 1));
         }

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::PathBuf;
+use std::slice;
 use std::sync::mpsc::{Sender, channel};
 
 use caravan_kv::error::with_sources;
@@ -11,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Reading, Trainer};
 use crate::data::assigner::{self, Placed, Reader};
-use crate::data::{Cut, Examples, ReadAhead, Shard, cut_file, length_and_format};
+use crate::data::{Cut, Examples, ReadAhead, Shard, check_shared, cut_file, length_and_format};
 use crate::data_root::DataRoot;
 
 /// Pieces that may wait for the trainers.
@@ -34,7 +35,8 @@ pub(super) struct Sight {
 /// What a worker sees of files, or why it does not.
 pub(super) fn sights(root: &DataRoot, files: &[PathBuf]) -> Vec<Result<Sight, String>> {
     let sight = |file: &PathBuf| {
-        let found = length_and_format(&root.allow(file)?);
+        let file = root.allow(file)?;
+        let found = check_shared(slice::from_ref(&file)).and_then(|()| length_and_format(&file));
         let (bytes, format) = found.map_err(|error| with_sources(&error))?;
         Ok(Sight { bytes, is_packed: format.is_some() })
     };
@@ -140,8 +142,7 @@ impl Feed {
             let (asked, read) = (None, read.map_err(text)?);
             return Ok(Feed::Given(Given { reader, root, asked, blocks: Some(blocks), read }));
         }
-        let files: Vec<PathBuf> =
-            files.iter().map(|it| root.allow(it)).collect::<Result<_, _>>()?;
+        let files = root.files(files, node.workers)?;
         let shard = |part: usize| Shard::new(part as u32, parts as u32);
         let shards = own.map(shard).collect::<crate::Result<Vec<_>>>().map_err(text)?;
         let read = ReadAhead::of_shards(&files, shards, PIECES_MAX).map_err(text)?;

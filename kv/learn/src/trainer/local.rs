@@ -4,6 +4,7 @@
 use std::thread;
 
 use caravan_kv::consistency::Model;
+use caravan_kv::error::with_sources;
 use caravan_kv::{Error, Handles, Result, TableSpec, ValueType, Worker};
 
 use super::hogwild::Hogwild;
@@ -53,7 +54,7 @@ impl<T: Trainer> Trained<T> {
         let trainers: Vec<T> = (0..parts).map(load).collect::<Result<_, _>>()?;
         let spec = T::table(settings);
         let table = Local::new(spec.clone(), &Handles::default());
-        let table = table.map_err(|error| error.to_string())?;
+        let table = table.map_err(|error| with_sources(&error))?;
         let model = match hint {
             Hint::Hogwild => Place::Hogwild(Hogwild::new(&spec, table)?),
             Hint::Spmt => Place::Spmt(Spmt::new(model, parts, table)?),

@@ -247,8 +247,7 @@ impl Part {
         files: &[PathBuf],
         read: impl FnOnce(&[PathBuf], data::Shard) -> crate::Result<T>,
     ) -> Result<T, String> {
-        let files: Vec<PathBuf> =
-            files.iter().map(|it| self.allow(it)).collect::<Result<_, _>>()?;
+        let files = self.root.files(files, self.parts)?;
         let shard = data::Shard::new(self.number as u32, self.parts as u32);
         shard.and_then(|shard| read(&files, shard)).map_err(|error| with_sources(&error))
     }

@@ -198,7 +198,7 @@ impl<T: Trainer> Training<T> {
             worker.join(table)?;
             Ok(table)
         });
-        let table = joined.map_err(|error| error.to_string())?;
+        let table = joined.map_err(|error| with_sources(&error))?;
         let ahead = match spec.consistency.map(|it| it.model) {
             Some(Model::SparseSsp { speculation, .. }) => speculation,
             _ => 0,
