@@ -100,3 +100,75 @@ fn names_that_are_no_text_are_named() {
     let said = refused(caravan(&cached).arg(&name));
     assert!(said.contains("na\\xFFme") && said.contains("rename it"), "{said}");
 }
+
+#[test]
+fn labels_are_what_the_task_needs() {
+    let folder = folder("inputs-labels");
+    let real = write(&folder, "real", &"2.5 1:1\n-0.5 2:1\n2 1:1 2:1\n".repeat(8));
+    let (real, model) = (real.display(), folder.join("model"));
+    for trainer in [
+        format!("train linreg --pass-steps 200 --data {real}"),
+        format!("train sgd --loss squared --batch 4 --passes 200 --handle adagrad --data {real}"),
+    ] {
+        let line = format!("{trainer} --workers 2 --in-process --json --model {}", model.display());
+        let output = run(&mut caravan(&line));
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let line =
+            format!("predict --json --loss squared --model {} --data {real}", model.display());
+        let output = run(&mut caravan(&line));
+        let row = rows_in(&output).remove(0);
+        assert!(row["rmse"].as_f64().unwrap() < 0.1 && row["auc"].is_null(), "{trainer}: {row}");
+    }
+    let labels = write(&folder, "labels", "3 1:1\n7 2:1\nred 1:1\n");
+    let line = format!("train kmeans --clusters 2 --data {} --json", labels.display());
+    let output = run(&mut caravan(&line));
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let third = write(&folder, "third", "1 1:1\n-1 2:1\n0 1:1\n");
+    for trainer in &TRAINERS[..3] {
+        let said = refused(&mut caravan(&format!("{trainer} {}", third.display())));
+        assert!(said.contains("third:3: 0 is a third class beside 1 and -1"), "{said}");
+        let said = refused(&mut caravan(&format!("{trainer} {}", labels.display())));
+        assert!(said.contains("labels:1:1: found `3`, expected a label"), "{said}");
+    }
+}
+
+#[test]
+fn what_is_not_finite_is_said_with_the_remedy() {
+    let folder = folder("inputs-finite");
+    let rows = write(&folder, "rows", &"1 1:3 2:1\n-1 1:4\n".repeat(20));
+    let huge = write(&folder, "huge", &"1 1:1e200\n-1 2:1e200\n".repeat(20));
+    let ratings = write(&folder, "ratings", "1 1 1e300\n1 2 -1e300\n");
+    let most = write(&folder, "most", "1 1 1.7e308\n1 2 1.7e308\n");
+    let words = write(&folder, "words", "2 0:3 1:2\n");
+    for (line, file, says) in [
+        ("linreg --rate 100 --passes 9", &rows, "diverged in pass "),
+        ("sgd --loss squared --handle sgd --option rate=1e100", &rows, "diverged in pass "),
+        ("fm --handle sgd --option rate=1e30", &rows, "diverged in pass "),
+        ("mf --handle sgd --option rate=1e30", &ratings, "diverged in pass "),
+        ("mf", &most, "no finite mean"),
+        ("lda --topics 2 --alpha 1e308", &words, "diverged in pass 0"),
+        ("kmeans --clusters 1", &huge, "diverged in stage 0"),
+        ("linreg", &huge, "no finite number"),
+    ] {
+        let said = refused(&mut caravan(&format!("train {line} --data {}", file.display())));
+        assert!(said.contains(says), "{line}: {said}");
+        assert!(!said.contains("expected f64"), "{line}: {said}");
+    }
+    let model = write(&folder, "model", "1\t1e300\n2\t-1e300\n");
+    let line = format!("predict --json --model {} --data", model.display());
+    let said = refused(caravan(&line).arg(&huge));
+    assert!(said.contains("the margin of row 1 is") && said.contains("scale the values"), "{said}");
+}
+
+#[test]
+fn data_without_rows_is_named_by_every_trainer() {
+    let folder = folder("inputs-none");
+    let (none, missing) = (write(&folder, "none", "# nothing\n"), folder.join("missing"));
+    for trainer in TRAINERS {
+        let said = refused(caravan(trainer).arg(&none));
+        assert!(said.contains(&none.display().to_string()), "{trainer}: {said}");
+        let said = refused(caravan(trainer).arg(&missing));
+        let why = format!("cannot open {}: No such file", missing.display());
+        assert!(said.contains(&why), "{trainer}: {said}");
+    }
+}

@@ -7,7 +7,7 @@ use caravan_learn::dbpg::{Filters, Straggle};
 use caravan_learn::model::Format;
 use clap::{Args, Subcommand, ValueEnum};
 
-use super::steps::{Factored, Kmeans, Lda, LinReg, Sgd};
+use super::steps::{Factored, Kmeans, Lda, LinReg, LossName, Sgd};
 use super::values::{
     Delay, count, count_to, delay, filters, key_range, large_count, memory, non_negative, pauses,
     positive,
@@ -229,6 +229,10 @@ pub(crate) struct Predict {
     /// Examples to score; documents for a model of lda, ratings for one of mf, points for kmeans
     #[arg(long, value_name = "FILE", required = true, num_args = 1..)]
     pub(crate) data: Vec<PathBuf>,
+    /// What a linear model was trained for: with `squared` labels are any numbers, and the RMSE is
+    /// measured
+    #[arg(long, value_enum, default_value_t = LossName::Logistic)]
+    pub(crate) loss: LossName,
     /// Where to write the predictions: for each row its label, the probability of +1, and the
     /// margin, separated by tabs; of kmeans the cluster and the squared distance to its centre
     #[arg(long, value_name = "FILE")]

@@ -4,7 +4,7 @@
 use std::io::Write;
 use std::path::Path;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use caravan_learn::kmeans::{Batches, Centres, Points, Problem, Progress, train};
 use caravan_learn::replace_file::replace;
 use caravan_learn::trainer::check_room;
@@ -114,6 +114,8 @@ impl Distances {
         for point in 0..points.len() {
             let (cluster, distance) = centres.nearest(points, point);
             objective += distance;
+            let (row, is_finite) = (point + 1, objective.is_finite());
+            ensure!(is_finite, "the distances up to point {row} are not finite: scale the data");
             writeln!(lines, "{cluster}\t{distance}")?;
         }
         out.map_or(Ok(()), |out| replace(out, &lines))?;

@@ -19,6 +19,7 @@ use caravan_learn::dbpg::blocks::Order;
 use caravan_learn::dbpg::{self, Driver, Job, Trained};
 use caravan_learn::model::{Format, Model};
 use caravan_learn::replace_file::{self, replace};
+use caravan_learn::sgd::Loss;
 
 use self::plot::{Curve, Point};
 use self::predict::read;
@@ -49,7 +50,7 @@ fn dbpg(common: &Common, args: &Dbpg) -> Result<()> {
     if saves {
         job.stop = interrupt.flag();
     }
-    let test = if args.test.is_empty() { None } else { Some(read(&args.test)?) };
+    let test = if args.test.is_empty() { None } else { Some(read(Loss::Logistic, &args.test)?) };
     let has_outputs = saves || args.outcome.plot.is_some();
     let stop = (!has_outputs).then(|| job.stop.clone());
     let rows = Rows::new(common, job.passes_max as usize, stop);
@@ -276,7 +277,11 @@ impl Rows {
         for traffic in &trained.traffic {
             self.row(traffic);
         }
-        self.row(&Outcome::of(trained, test));
+        match Outcome::of(trained, test) {
+            Ok(outcome) => self.row(&outcome),
+            Err(error) if self.outcome.is_ok() => self.outcome = Err(error),
+            Err(_) => {}
+        }
     }
 }
 

@@ -6,10 +6,11 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use caravan_learn::data::{self, Examples, Shard};
 use caravan_learn::model::{self, Model, RowModel};
+use caravan_learn::sgd::Loss;
 use caravan_learn::{fm, kmeans, lda, mf, replace_file};
 
 use super::kmeans::Distances;
-use super::rows::{Perplexity, Prediction, Quality, Rmse};
+use super::rows::{Perplexity, Prediction, Quality, Rmse, finite};
 use crate::cli::{Common, Predict};
 use crate::report::Report;
 
@@ -21,16 +22,21 @@ pub(crate) fn run(common: &Common, args: &Predict) -> Result<()> {
         return rows(common, args, &RowModel::read(&args.model)?);
     }
     let model = Model::read(&args.model)?;
-    let examples = read(&args.data)?;
-    scored(common, args, &examples, &model::predict(&model, &examples))
+    let examples = read(args.loss.into(), &args.data)?;
+    scored(common, args, (args.loss.into(), &examples), &model::predict(&model, &examples))
 }
 
 /// Writes margins and prints their quality.
-fn scored(common: &Common, args: &Predict, examples: &Examples, margins: &[f64]) -> Result<()> {
+fn scored(
+    common: &Common,
+    args: &Predict,
+    (loss, examples): (Loss, &Examples),
+    margins: &[f64],
+) -> Result<()> {
+    let quality = Quality::of(loss, examples, margins)?;
     if let Some(path) = &args.out {
         model::write_predictions(path, margins)?;
     }
-    let quality = Quality::of(examples, margins);
     Report::new(common.format(), 0).row(&Prediction { rows: examples.rows(), quality })
 }
 
@@ -42,12 +48,12 @@ fn rows(common: &Common, args: &Predict, model: &RowModel) -> Result<()> {
     ensure!(marginless, "a model of {algorithm} has no margins to write to --out");
     match algorithm.as_str() {
         "fm" => {
-            let examples = read(&args.data)?;
-            scored(common, args, &examples, &fm::margins(model, &examples))
+            let examples = read(Loss::Logistic, &args.data)?;
+            scored(common, args, (Loss::Logistic, &examples), &fm::margins(model, &examples))
         }
         "mf" => {
             let ratings = mf::Ratings::read(&args.data, Shard::ALL)?;
-            let rmse = mf::rmse(model, &ratings).with_context(path)?;
+            let rmse = finite("RMSE", mf::rmse(model, &ratings).with_context(path)?)?;
             let rmse =
                 rmse.ok_or_else(|| anyhow!("no ratings are in {}", data::listed(&args.data)))?;
             let ratings = ratings.all.len() as u64;
@@ -61,6 +67,7 @@ fn rows(common: &Common, args: &Predict, model: &RowModel) -> Result<()> {
                 "no words of the model are in {}",
                 data::listed(&args.data)
             );
+            finite("perplexity", Some(foretold.perplexity))?;
             Report::new(common.format(), 0).row(&Perplexity::of(foretold))
         }
         "kmeans" => {
@@ -74,10 +81,10 @@ fn rows(common: &Common, args: &Predict, model: &RowModel) -> Result<()> {
     }
 }
 
-/// Reads whole files, in order, on all cores.
-pub(crate) fn read(files: &[PathBuf]) -> Result<Examples> {
+/// Reads whole files, in order, on all cores, with labels as a loss takes them.
+pub(crate) fn read(loss: Loss, files: &[PathBuf]) -> Result<Examples> {
     let threads = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
-    let examples = data::read(files, Shard::ALL, threads)?;
+    let examples = data::read_as(loss.labels(), files, Shard::ALL, threads)?;
     ensure!(examples.rows() > 0, "no examples are in {}", data::listed(files));
     Ok(examples)
 }

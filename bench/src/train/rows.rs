@@ -1,10 +1,12 @@
 //! The rows of training and predicting.
 
+use anyhow::{Result, bail, ensure};
 use caravan_learn::data::Examples;
 use caravan_learn::dbpg::{FilterTraffic, Progress, Trained};
 use caravan_learn::lda::Foretold;
 use caravan_learn::metrics;
 use caravan_learn::model::predict;
+use caravan_learn::sgd::Loss;
 use serde::Serialize;
 
 use crate::report::Row;
@@ -92,10 +94,13 @@ pub(crate) struct Outcome {
 
 impl Outcome {
     /// The result of training, and the model's quality on `test`.
-    pub(crate) fn of(trained: &Trained, test: Option<&Examples>) -> Self {
-        let measured =
-            test.map(|test| Quality::of(test, &predict(&trained.model, test))).unwrap_or_default();
-        Outcome {
+    ///
+    /// # Errors
+    /// As [`Quality::of`].
+    pub(crate) fn of(trained: &Trained, test: Option<&Examples>) -> Result<Self> {
+        let of = |test| Quality::of(Loss::Logistic, test, &predict(&trained.model, test));
+        let measured = test.map_or_else(|| Ok(Quality::default()), of)?;
+        Ok(Outcome {
             algorithm: "dbpg".to_owned(),
             objective: trained.objective,
             nnz: trained.model.nonzeros(),
@@ -112,7 +117,7 @@ impl Outcome {
             intercept: trained.model.intercept(),
             converged: trained.converged,
             bound: bound(trained),
-        }
+        })
     }
 }
 
@@ -131,6 +136,7 @@ impl Row for Outcome {
             auc: self.test_auc,
             accuracy: self.test_accuracy,
             pr_auc: self.test_pr_auc,
+            rmse: None,
         };
         let intercept = match self.intercept {
             0.0 => String::new(),
@@ -155,6 +161,15 @@ impl Row for Outcome {
     }
 }
 
+/// A figure, which no row can have if it is not finite.
+///
+/// # Errors
+/// Its name.
+pub(crate) fn finite(name: &str, figure: Option<f64>) -> Result<Option<f64>> {
+    ensure!(figure.is_none_or(f64::is_finite), "the {name} is not finite: scale the data");
+    Ok(figure)
+}
+
 /// The quality of margins. A figure without a meaning is None, as the AUC of a single class.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub(crate) struct Quality {
@@ -162,17 +177,37 @@ pub(crate) struct Quality {
     pub(crate) auc: Option<f64>,
     pub(crate) accuracy: Option<f64>,
     pub(crate) pr_auc: Option<f64>,
+    pub(crate) rmse: Option<f64>,
 }
 
 impl Quality {
     /// Of the margins of all rows, in order.
-    pub(crate) fn of(examples: &Examples, margins: &[f64]) -> Self {
-        Quality {
-            logloss: metrics::log_loss(&examples.labels, margins),
-            auc: metrics::auc(&examples.labels, margins),
-            accuracy: metrics::accuracy(&examples.labels, margins),
-            pr_auc: metrics::pr_auc(&examples.labels, margins),
+    ///
+    /// # Errors
+    /// Names the first row whose margin is not finite.
+    pub(crate) fn of(loss: Loss, examples: &Examples, margins: &[f64]) -> Result<Self> {
+        if let Some(row) = margins.iter().position(|margin| !margin.is_finite()) {
+            bail!(
+                "the margin of row {} is {}: the products of its values and the weights are too \
+                 large; scale the values, or train again at a lower rate",
+                row + 1,
+                margins[row]
+            );
         }
+        let labels = &examples.labels;
+        Ok(match loss {
+            Loss::Squared => {
+                let rmse = finite("RMSE", metrics::rmse(labels, margins))?;
+                Quality { rmse, ..Quality::default() }
+            }
+            Loss::Logistic => Quality {
+                logloss: metrics::log_loss(labels, margins),
+                auc: metrics::auc(labels, margins),
+                accuracy: metrics::accuracy(labels, margins),
+                pr_auc: metrics::pr_auc(labels, margins),
+                rmse: None,
+            },
+        })
     }
 
     /// The figures that have a meaning after `lead`; nothing if none has.
@@ -182,6 +217,7 @@ impl Quality {
             ("AUC", self.auc),
             ("PR-AUC", self.pr_auc),
             ("accuracy", self.accuracy),
+            ("RMSE", self.rmse),
         ];
         let figures = figures
             .iter()

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use caravan_kv::{Cluster, ClusterConfig};
-use caravan_learn::data::{Examples, Shard, check_shared};
+use caravan_learn::data::{Examples, Shard, check_shared, listed};
 use caravan_learn::model::{Format, RowModel, predict};
 use caravan_learn::trainer::{Job, Progress, Trained, Trainer, train};
 use caravan_learn::{fm, lda, linreg, mf, replace_file, sgd};
@@ -15,7 +15,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::predict::read;
-use super::rows::Quality;
+use super::rows::{Quality, finite};
 use super::{Rows, kmeans, spare};
 use crate::cli::ending::Usage;
 use crate::cli::interrupt::Interrupt;
@@ -48,18 +48,20 @@ fn sgd(common: &Common, args: &Sgd) -> Result<()> {
         mean: args.mean,
         descent: args.rule.descent("ftrl"),
     };
-    let test = examples(&args.test)?;
+    let loss = settings.loss;
+    let test = examples(loss, &args.test)?;
     train_in_steps::<sgd::Sgd>(common, &args.steps, settings, |trained, out| {
         let model = sgd::model(&trained.rows)?;
         let comment = format!("sgd: objective {}", trained.objective);
         out.map_or(Ok(()), |out| model.write(out, Format::of(out), &comment))?;
-        Ok(Measured::of(test.as_ref(), |test| predict(&model, test)))
+        Measured::of(loss, test.as_ref(), |test| predict(&model, test))
     })
 }
 
 fn lda(common: &Common, args: &Lda) -> Result<()> {
     let files = args.steps.data.clone();
     let words = lda::vocabulary(&files)?;
+    ensure!(words > 0, "no words are in {}", listed(&files));
     let Lda { topics, alpha, beta, seed, .. } = *args;
     let step_words = args.step_words as usize;
     let settings = lda::Settings { files, words, topics, alpha, beta, step_words, seed };
@@ -76,15 +78,21 @@ fn lda(common: &Common, args: &Lda) -> Result<()> {
 
 fn mf(common: &Common, args: &Factored) -> Result<()> {
     let files = args.steps.data.clone();
-    let mean = mf::Ratings::read(&files, Shard::ALL)?.mean();
+    let ratings = mf::Ratings::read(&files, Shard::ALL)?;
+    ensure!(!ratings.all.is_empty(), "no ratings are in {}", listed(&files));
+    let mean = ratings.mean();
+    let names = || listed(&files);
+    ensure!(mean.is_finite(), "the ratings in {} have no finite mean: scale them", names());
     let factors = (&args.factors).into();
     let descent = args.rule.descent("adagrad");
     let settings = mf::Settings { files, mean, factors, descent };
     let test = mf::Ratings::read(&args.test, Shard::ALL)?;
+    let lacks = !args.test.is_empty() && test.all.is_empty();
+    ensure!(!lacks, "no ratings are in {}", listed(&args.test));
     train_in_steps::<mf::Mf>(common, &args.steps, settings, |trained, out| {
         let model = RowModel::new("mf", json!({"mean": mean}), trained);
         out.map_or(Ok(()), |out| model.write(out))?;
-        let rmse = mf::rmse(&model, &test)?;
+        let rmse = finite("RMSE", mf::rmse(&model, &test)?)?;
         Ok(Measured { rmse, ..Measured::default() })
     })
 }
@@ -93,17 +101,19 @@ fn fm(common: &Common, args: &Factored) -> Result<()> {
     let files = args.steps.data.clone();
     let factors = (&args.factors).into();
     let settings = fm::Settings { files, factors, descent: args.rule.descent("adagrad") };
-    let test = examples(&args.test)?;
+    let loss = sgd::Loss::Logistic;
+    let test = examples(loss, &args.test)?;
     train_in_steps::<fm::Fm>(common, &args.steps, settings, |trained, out| {
         let model = RowModel::new("fm", json!({}), trained);
         out.map_or(Ok(()), |out| model.write(out))?;
-        Ok(Measured::of(test.as_ref(), |test| fm::margins(&model, test)))
+        Measured::of(loss, test.as_ref(), |test| fm::margins(&model, test))
     })
 }
 
 fn linreg(common: &Common, args: &LinReg) -> Result<()> {
     let files = args.steps.data.clone();
-    let features = linreg::features(&read(&files)?)?;
+    let features = linreg::features(&read(sgd::Loss::Squared, &files)?)?;
+    ensure!(features > 0, "no row with a key is in {}", listed(&files));
     let settings = linreg::Settings { files, features, rate: args.rate, steps: args.pass_steps };
     train_in_steps::<linreg::LinReg>(common, &args.steps, settings, |trained, out| {
         let model = sgd::model(&trained.rows)?;
@@ -114,11 +124,11 @@ fn linreg(common: &Common, args: &LinReg) -> Result<()> {
 }
 
 /// Reads whole files of examples, if there are any.
-fn examples(files: &[PathBuf]) -> Result<Option<Examples>> {
+fn examples(loss: sgd::Loss, files: &[PathBuf]) -> Result<Option<Examples>> {
     if files.is_empty() {
         return Ok(None);
     }
-    read(files).map(Some)
+    read(loss, files).map(Some)
 }
 
 /// Reads whole files of documents, if there are any.
@@ -126,7 +136,9 @@ fn documents(files: &[PathBuf]) -> Result<Option<lda::Corpus>> {
     if files.is_empty() {
         return Ok(None);
     }
-    Ok(Some(lda::Corpus::read(files, Shard::ALL)?))
+    let corpus = lda::Corpus::read(files, Shard::ALL)?;
+    ensure!(corpus.vocabulary() > 0, "no words are in {}", listed(files));
+    Ok(Some(corpus))
 }
 
 /// What a model is worth on the test examples.
@@ -139,9 +151,17 @@ struct Measured {
 
 impl Measured {
     /// The quality of margins of examples, if there are any.
-    fn of(test: Option<&Examples>, margins: impl FnOnce(&Examples) -> Vec<f64>) -> Self {
-        let quality = test.map_or_else(Quality::default, |test| Quality::of(test, &margins(test)));
-        Measured { quality, ..Measured::default() }
+    ///
+    /// # Errors
+    /// As [`Quality::of`].
+    fn of(
+        loss: sgd::Loss,
+        test: Option<&Examples>,
+        margins: impl FnOnce(&Examples) -> Vec<f64>,
+    ) -> Result<Self> {
+        let of = |test| Quality::of(loss, test, &margins(test));
+        let quality = test.map_or_else(|| Ok(Quality::default()), of)?;
+        Ok(Measured { quality, rmse: quality.rmse, ..Measured::default() })
     }
 }
 
@@ -282,16 +302,15 @@ impl Row for Outcome {
             auc: self.test_auc,
             accuracy: self.test_accuracy,
             pr_auc: self.test_pr_auc,
+            rmse: self.test_rmse,
         };
-        let others = [("RMSE", self.test_rmse), ("perplexity", self.test_perplexity)];
-        let others = others.map(|(name, figure)| {
-            figure.map_or(String::new(), |figure| format!("\ntest: {name} {figure:.6}"))
-        });
+        let perplexity = self.test_perplexity;
+        let perplexity = perplexity.map(|figure| format!("\ntest: perplexity {figure:.6}"));
         format!(
             "\n{algorithm} under {consistency}: objective {objective:.10}, {rows} rows, {passes} \
              passes in {seconds:.2} s after {load_seconds:.2} s of loading{}{}",
             quality.text("\ntest: "),
-            others.concat()
+            perplexity.unwrap_or_default()
         )
     }
 }

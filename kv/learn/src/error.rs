@@ -102,6 +102,21 @@ pub enum Error {
         /// What is allowed there.
         expected: &'static str,
     },
+    /// Rows of two classes have three labels.
+    #[error(
+        "{}:{line}: {label} is a third class beside 1 and {before}: take out its rows, or write it as one of two",
+        path.display()
+    )]
+    ThirdClass {
+        /// The file as given.
+        path: PathBuf,
+        /// The first line that has it.
+        line: u64,
+        /// The label.
+        label: i8,
+        /// The other label that is not 1, which rows before have.
+        before: i8,
+    },
     /// A row names a key twice.
     #[error(
         "{}:{line}:{column}: key {key} was already given in column {first_column}; a row may name a key once",

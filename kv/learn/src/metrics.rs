@@ -4,14 +4,29 @@
 //! `labels: [n]`, each +1 or -1, and `margins: [n]`; different lengths are a bug of the caller and
 //! panic. The result is `None` where it has no meaning: without rows, or with a NaN margin.
 
+/// A label: a number of any type.
+pub trait Label: Copy + Into<f64> {}
+
+impl<T: Copy + Into<f64>> Label for T {}
+
+/// Root of the mean squared error, where labels are any numbers.
+///
+/// # Panics
+/// If the lengths differ.
+pub fn rmse(labels: &[impl Label], margins: &[f64]) -> Option<f64> {
+    check(labels, margins)?;
+    let errors = labels.iter().zip(margins).map(|(&label, margin)| (label.into() - margin).powi(2));
+    Some((errors.sum::<f64>() / labels.len() as f64).sqrt())
+}
+
 /// Mean of `log(1 + exp(-label * margin))`, in nats. Exact to rounding for margins of any size.
 ///
 /// # Panics
 /// If the lengths differ.
-pub fn log_loss(labels: &[i8], margins: &[f64]) -> Option<f64> {
+pub fn log_loss(labels: &[impl Label], margins: &[f64]) -> Option<f64> {
     check(labels, margins)?;
     let losses = labels.iter().zip(margins).map(|(&label, &margin)| {
-        let z = -f64::from(label) * margin;
+        let z = -label.into() * margin;
         z.max(0.0) + (-z.abs()).exp().ln_1p()
     });
     Some(losses.sum::<f64>() / labels.len() as f64)
@@ -24,7 +39,7 @@ pub fn log_loss(labels: &[i8], margins: &[f64]) -> Option<f64> {
 ///
 /// # Panics
 /// If the lengths differ.
-pub fn auc(labels: &[i8], margins: &[f64]) -> Option<f64> {
+pub fn auc(labels: &[impl Label], margins: &[f64]) -> Option<f64> {
     check(labels, margins)?;
     let mut positives = 0_u128;
     let mut negatives = 0_u128;
@@ -49,7 +64,7 @@ pub fn auc(labels: &[i8], margins: &[f64]) -> Option<f64> {
 ///
 /// # Panics
 /// If the lengths differ.
-pub fn pr_auc(labels: &[i8], margins: &[f64]) -> Option<f64> {
+pub fn pr_auc(labels: &[impl Label], margins: &[f64]) -> Option<f64> {
     check(labels, margins)?;
     let mut positives = 0;
     let mut rows = 0;
@@ -63,13 +78,13 @@ pub fn pr_auc(labels: &[i8], margins: &[f64]) -> Option<f64> {
 }
 
 /// Positives and negatives of each distinct margin, largest first.
-fn ties(labels: &[i8], margins: &[f64]) -> Vec<(u128, u128)> {
+fn ties(labels: &[impl Label], margins: &[f64]) -> Vec<(u128, u128)> {
     let mut order: Vec<usize> = (0..margins.len()).collect();
     order.sort_unstable_by(|&a, &b| margins[b].total_cmp(&margins[a]));
     // `==` and not `total_cmp`: 0 and -0 tie.
     let tied = order.chunk_by(|&a, &b| margins[a] == margins[b]);
     let counts = tied.map(|rows| {
-        let positives = rows.iter().filter(|&&row| labels[row] > 0).count();
+        let positives = rows.iter().filter(|&&row| labels[row].into() > 0.0).count();
         (positives as u128, (rows.len() - positives) as u128)
     });
     counts.collect()
@@ -79,15 +94,17 @@ fn ties(labels: &[i8], margins: &[f64]) -> Vec<(u128, u128)> {
 ///
 /// # Panics
 /// If the lengths differ.
-pub fn accuracy(labels: &[i8], margins: &[f64]) -> Option<f64> {
+pub fn accuracy(labels: &[impl Label], margins: &[f64]) -> Option<f64> {
     check(labels, margins)?;
-    let right =
-        labels.iter().zip(margins).filter(|&(&label, &margin)| (label > 0) == (margin > 0.0));
+    let right = labels
+        .iter()
+        .zip(margins)
+        .filter(|&(&label, &margin)| (label.into() > 0.0) == (margin > 0.0));
     Some(right.count() as f64 / labels.len() as f64)
 }
 
 /// `None` if there is nothing to measure.
-fn check(labels: &[i8], margins: &[f64]) -> Option<()> {
+fn check(labels: &[impl Label], margins: &[f64]) -> Option<()> {
     assert_eq!(labels.len(), margins.len(), "one margin a label");
     (!labels.is_empty() && !margins.iter().any(|margin| margin.is_nan())).then_some(())
 }
@@ -98,6 +115,12 @@ mod tests {
 
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn rmse_of_known_errors() {
+        assert_eq!(rmse(&[2.5, -1.0], &[-0.5, 3.0]), Some(12.5_f64.sqrt()));
+        assert_eq!(rmse(&[0.0; 0], &[]), None);
+    }
 
     #[test]
     fn log_loss_is_stable() {

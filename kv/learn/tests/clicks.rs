@@ -62,7 +62,7 @@ fn ftrl_predicts_clicks_as_well_as_the_optimum() {
     clicks::generate(&settings, &out, format, threads, &AtomicBool::new(false)).unwrap();
     let [file, test]: [PathBuf; 2] = ["train", "test"].map(|part| out.with_extension(part));
     let test = data::read(&[test], Shard::ALL, threads).unwrap();
-    let labels: Vec<i8> = test.iter().map(|row| row.label).collect();
+    let labels: Vec<f64> = test.iter().map(|row| row.label).collect();
     let auc = |model: &Model| auc(&labels, &predict(model, &test)).unwrap();
     let (best, found) = (auc(&optimum(&file)), auc(&by_ftrl(&file)));
     println!("AUC {found:.6} by FTRL, {best:.6} at the optimum");

@@ -65,7 +65,7 @@ fn residual(examples: &Examples, job: &Job, lambda: f64, model: &Model) -> (f64,
     let mut gradient = std::collections::BTreeMap::<u64, f64>::new();
     let (mut objective, mut pull_of_all) = (0.0, 0.0);
     for row in examples.iter() {
-        let (y, c) = if row.label > 0 { (1.0, job.positive_weight) } else { (-1.0, 1.0) };
+        let (y, c) = if row.label > 0.0 { (1.0, job.positive_weight) } else { (-1.0, 1.0) };
         let margin = y * model.margin(row);
         objective += c * (1.0 + (-margin).exp()).ln();
         let pull = -c * y / (1.0 + margin.exp());

@@ -15,7 +15,7 @@ use caravan_kv::node::{run_server, run_worker};
 use caravan_kv::{
     Apps, Cluster, ClusterConfig, Handles, Launch, NodeConfig, TableSpec, ValueType, Van,
 };
-use caravan_learn::data::{Examples, ReadAhead, Shard};
+use caravan_learn::data::{Examples, Labels, ReadAhead, Shard};
 use caravan_learn::sgd::{self, Sgd};
 use caravan_learn::trainer::{
     self, Job, Part, Progress, Reading, RowsOf, Step, Trained, Trainer, serial, train,
@@ -87,12 +87,10 @@ fn what_is_read_ahead_trains_as_what_is_read_first_to_the_bit() {
     let job = Job { passes: 2, parts: Some(5), ..Job::new(settings(&files)) };
     equals_serial::<Sgd>(&job, 1, &[Reading::Ahead, Reading::First]);
     equals_serial::<Sgd>(&job, 3, &[Reading::Ahead]);
-    // Batches longer than a part, and no rows at all.
+    // Batches longer than a part.
     let mut long = Job { parts: None, ..job.clone() };
     long.settings.descent.batch = 1000;
     equals_serial::<Sgd>(&long, 1, &[Reading::Ahead]);
-    let none = Job::new(settings(&[write(folder.path(), "none", "# nothing\n")]));
-    equals_serial::<Sgd>(&none, 1, &[Reading::Ahead, Reading::First]);
     let mut settings = fm::Settings::new(files.to_vec());
     settings.descent.batch = 16;
     let job = Job { parts: Some(3), ..Job::new(settings) };
@@ -127,7 +125,7 @@ impl Trainer for Counts {
     }
 
     fn rows_of(settings: &Files) -> Option<RowsOf<'_>> {
-        Some(RowsOf { files: &settings.0, step: 1 })
+        Some(RowsOf { files: &settings.0, labels: Labels::Classes, step: 1 })
     }
 
     fn add_rows(&mut self, rows: &Examples) -> Result<(), String> {
@@ -208,7 +206,7 @@ impl Trainer for Pushes {
     }
 
     fn rows_of(settings: &Wide) -> Option<RowsOf<'_>> {
-        Some(RowsOf { files: &settings.files, step: 1 })
+        Some(RowsOf { files: &settings.files, labels: Labels::Classes, step: 1 })
     }
 
     fn add_rows(&mut self, rows: &Examples) -> Result<(), String> {

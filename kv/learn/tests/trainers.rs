@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use caravan_kv::consistency::Model;
 use caravan_kv::{Apps, Cluster, ClusterConfig, Handles, Launch};
 use caravan_learn::sgd::{Loss, Settings, Sgd};
-use caravan_learn::trainer::{self, Job, Progress, Trained, serial, train};
+use caravan_learn::trainer::{self, Hint, Job, Progress, Trained, serial, train};
 use example::Example;
 use serde_json::json;
 
@@ -124,6 +124,50 @@ fn what_cannot_be_is_refused_with_the_reason() {
     refused(&|job| job.settings.descent.options = json!({"rate": -1}), "option rate");
     refused(&|job| job.settings.files = vec!["/no/such".into()], "/no/such");
     std::fs::remove_file(&file).unwrap();
+}
+
+/// Goal: what is not finite, or not there, ends a run with the pass or the file, the quantity and
+/// the remedy, and never as an error between nodes. Method: rates and values that overflow, in each
+/// way to train, and in one thread.
+#[test]
+fn divergence_and_missing_data_are_said() {
+    let file = |name: &str, text: &str| {
+        let name = format!("caravan-diverges-{name}-{}.train", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        std::fs::write(&path, text).unwrap();
+        path
+    };
+    let says = |job: &Job<Settings>, says: &[&str]| {
+        let alone = serial::<Sgd>(job, &Handles::default(), |_| {}).unwrap_err();
+        let mut cluster = cluster(2);
+        let mut all = vec![alone.to_string()];
+        for hint in [Hint::Ps, Hint::Spmt, Hint::Hogwild] {
+            let job = Job { hint, ..job.clone() };
+            all.push(train::<Sgd>(&mut cluster, &job, |_| {}).unwrap_err().to_string());
+        }
+        cluster.shutdown().unwrap();
+        for said in all {
+            assert!(says.iter().all(|part| said.contains(part)), "{said}");
+        }
+    };
+    let rows = file("rows", &"2.5 1:3\n-7 1:4 2:1\n".repeat(40));
+    let steep = |path: &Path, rate: f64, passes| {
+        let mut job = job(path, "sgd", json!({"rate": rate}));
+        job.settings.loss = Loss::Squared;
+        Job { passes, parts: Some(2), ..job }
+    };
+    says(&steep(&rows, 1e30, 9), &["diverged in pass ", "is not finite", "lower the rate"]);
+    // The last step of all overflows the weights, and no loss.
+    let steps = file("steps", "1e150 1:1e100\n");
+    says(
+        &steep(&steps, 1e200, 1),
+        &["diverged in pass 0", "the row of key 1 is", "lower the rate"],
+    );
+    let (none, bare) = (file("none", "# nothing\n"), file("bare", "1\n-1\n"));
+    for path in [&none, &bare] {
+        says(&steep(path, 0.1, 1), &["no row with a key is in", path.to_str().unwrap()]);
+    }
+    [rows, steps, none, bare].iter().for_each(|path| std::fs::remove_file(path).unwrap());
 }
 
 /// The guide's program runs, and the guide shows it as it is.

@@ -415,7 +415,7 @@ mod tests {
             assert_eq!(examples.rows() as u64, part.rows);
             assert_eq!(examples.nonzeros() as u64, part.nonzeros);
             assert_eq!(
-                examples.labels.iter().filter(|&&label| label > 0).count() as u64,
+                examples.labels.iter().filter(|&&label| label > 0.0).count() as u64,
                 part.positives
             );
             assert!(examples.into_columns().unwrap().1.columns() <= summary.columns);

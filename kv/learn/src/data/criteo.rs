@@ -17,7 +17,7 @@
 use memchr::memchr_iter;
 
 use super::libsvm::Fault;
-use super::{Examples, parse_key};
+use super::{Examples, Labels, parse_key};
 
 /// Fields of integers, then of categories.
 const INTEGERS: usize = 13;
@@ -39,10 +39,10 @@ pub(super) fn is_row(text: &[u8]) -> bool {
 }
 
 /// Appends one row to `part`; after a fault `part` is invalid.
-pub(super) fn parse_row(text: &[u8], part: &mut Examples) -> Result<(), Fault> {
+pub(super) fn parse_row(text: &[u8], labels: Labels, part: &mut Examples) -> Result<(), Fault> {
     let text = text.strip_suffix(b"\r").unwrap_or(text);
     let mut start = 0;
-    let mut label = 0;
+    let mut label = 0.0;
     let mut fields = 0;
     for (field, word) in text.split(|&byte| byte == b'\t').enumerate() {
         let fault = |expected| Fault::Syntax { column: start, expected };
@@ -64,7 +64,7 @@ pub(super) fn parse_row(text: &[u8], part: &mut Examples) -> Result<(), Fault> {
     if fields != FIELDS {
         return Err(Fault::Syntax { column: text.len(), expected: SEPARATED });
     }
-    part.end_row(label);
+    part.end_row(labels.of_clicks(label));
     Ok(())
 }
 
@@ -72,10 +72,10 @@ fn key(field: usize, payload: u64) -> u64 {
     (field as u64) << FIELD_SHIFT | payload
 }
 
-fn parse_label(word: &[u8]) -> Option<i8> {
+fn parse_label(word: &[u8]) -> Option<f64> {
     match word {
-        b"1" => Some(1),
-        b"0" => Some(-1),
+        b"1" => Some(1.0),
+        b"0" => Some(0.0),
         _ => None,
     }
 }
@@ -144,20 +144,20 @@ mod tests {
 
     fn parse(line: &str) -> Result<Examples, Fault> {
         let mut part = Examples::default();
-        parse_row(line.as_bytes(), &mut part).map(|()| part)
+        parse_row(line.as_bytes(), Labels::Classes, &mut part).map(|()| part)
     }
 
     #[test]
     fn fields_become_keys_and_empty_ones_nothing() {
         let text = line("1", &[(1, "5"), (3, "-1"), (13, "4096"), (14, "68fd1e64"), (39, "x")]);
         let row = parse(&text).ok().unwrap();
-        assert_eq!((&row.labels[..], row.values), (&[1][..], None));
+        assert_eq!((&row.labels[..], row.values), (&[1.0][..], None));
         let parts: Vec<_> = row.keys.iter().map(|key| (key >> 58, key & ((1 << 58) - 1))).collect();
         assert_eq!(parts[..3], [(1, 10), (3, 3), (13, 2 * 44)]);
         assert_eq!(parts[3..].iter().map(|part| part.0).collect::<Vec<_>>(), [14, 39]);
         assert_eq!(parts[3].1, 270_003_034_780_452_742, "hashes are for ever");
         let empty = parse(&line("0", &[])).ok().unwrap();
-        assert_eq!((&empty.labels[..], empty.nonzeros()), (&[-1][..], 0));
+        assert_eq!((&empty.labels[..], empty.nonzeros()), (&[-1.0][..], 0));
         let other = parse(&line("0", &[(15, "68fd1e64"), (14, "68fd1e65")])).ok().unwrap();
         assert!(other.keys.iter().all(|key| !row.keys.contains(key)));
         assert_eq!(parse(&(text + "\r")).ok().unwrap().keys, row.keys);
@@ -205,7 +205,7 @@ mod tests {
         let path = folder.write("day_0", text.as_bytes());
         let threads = std::num::NonZeroUsize::MIN;
         let examples = read(&[path], Shard::ALL, threads).unwrap();
-        assert_eq!((&examples.labels[..], examples.nonzeros()), (&[1, -1][..], 3));
+        assert_eq!((&examples.labels[..], examples.nonzeros()), (&[1.0, -1.0][..], 3));
         let path = folder.write("bad", (text + "1\t1\n").as_bytes());
         let error = read(&[path], Shard::ALL, threads).unwrap_err().to_string();
         assert!(

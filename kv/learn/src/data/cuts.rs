@@ -8,9 +8,9 @@
 use std::io::{BufRead, BufReader, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
-use super::read::parse_block;
+use super::read::{Format, rows_of};
 use super::source::{self, Blocks, Lines};
-use super::{Examples, Input, Shard};
+use super::{Examples, Input, Labels, Shard};
 use crate::{Error, Result};
 
 /// A part of a file.
@@ -70,13 +70,15 @@ impl Cut {
 
     /// The rows of this block, as they are read. Errors count its lines from the beginning of the
     /// block.
-    pub(crate) fn rows(&self) -> impl Iterator<Item = Result<Examples>> + use<> {
-        let (blocks, wrong) = match self.lines() {
-            Ok(lines) => (Some(Blocks::of(lines)), None),
-            Err(error) => (None, Some(Err(error))),
+    pub(crate) fn rows(&self, labels: Labels) -> impl Iterator<Item = Result<Examples>> + use<> {
+        let format = (self.begin > 0).then(|| Format::of_file(&self.path)).transpose();
+        let begun = format.and_then(|format| Ok((format, self.lines()?)));
+        let (format, blocks, wrong) = match begun {
+            Ok((format, lines)) => (format, Some(Blocks::of(lines)), None),
+            Err(error) => (None, None, Some(Err(error))),
         };
-        let parsed = blocks.into_iter().flatten();
-        parsed.map(|block| parse_block(&block?, Shard::ALL)).chain(wrong)
+        let parsed = rows_of(blocks.into_iter().flatten(), format, vec![Shard::ALL], labels);
+        parsed.map(|rows| rows.map(|mut rows| rows.pop().unwrap_or_default())).chain(wrong)
     }
 
     /// What errors call it: they count lines from the beginning of the block.

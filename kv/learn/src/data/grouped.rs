@@ -14,7 +14,7 @@
 //! 54 bits.
 
 use super::libsvm::{Fault, words};
-use super::{Examples, parse_key};
+use super::{Examples, Labels, parse_key};
 use crate::shuffle::SplitMix64;
 
 /// Bits of a key below its group.
@@ -45,13 +45,13 @@ pub(super) fn is_terafea(text: &[u8]) -> bool {
 }
 
 /// Appends one row of adfea to `part`; after a fault `part` is invalid.
-pub(super) fn parse_adfea(text: &[u8], part: &mut Examples) -> Result<(), Fault> {
-    parse(text, part, ADFEA, 2, adfea_key)
+pub(super) fn parse_adfea(text: &[u8], labels: Labels, part: &mut Examples) -> Result<(), Fault> {
+    parse(text, (labels, part), ADFEA, 2, adfea_key)
 }
 
 /// Appends one row of terafea to `part`; after a fault `part` is invalid.
-pub(super) fn parse_terafea(text: &[u8], part: &mut Examples) -> Result<(), Fault> {
-    parse(text, part, TERAFEA, 0, |column, word| {
+pub(super) fn parse_terafea(text: &[u8], labels: Labels, part: &mut Examples) -> Result<(), Fault> {
+    parse(text, (labels, part), TERAFEA, 0, |column, word| {
         parse_key(word).ok_or(Fault::Syntax { column, expected: NUMBER })
     })
 }
@@ -59,7 +59,7 @@ pub(super) fn parse_terafea(text: &[u8], part: &mut Examples) -> Result<(), Faul
 /// Appends a row whose label is the word `label` of its head, and whose other words have keys.
 fn parse(
     text: &[u8],
-    part: &mut Examples,
+    (labels, part): (Labels, &mut Examples),
     head: &'static str,
     label: usize,
     key: impl Fn(usize, &[u8]) -> Result<u64, Fault>,
@@ -76,19 +76,18 @@ fn parse(
         return Err(Fault::Syntax { column: pair[1].1, expected: ONCE });
     }
     keys.into_iter().for_each(|(key, _)| part.push(key, 1.0));
-    part.end_row(label);
+    part.end_row(labels.of_clicks(label));
     Ok(())
 }
 
-/// +1 above 0, else -1.
-fn parse_label(word: &[u8]) -> Option<i8> {
+/// A whole number.
+fn parse_label(word: &[u8]) -> Option<f64> {
     let (sign, digits) = match word {
-        [b'-', digits @ ..] => (-1, digits),
-        [b'+', digits @ ..] => (1, digits),
-        digits => (1, digits),
+        [b'-', digits @ ..] => (-1.0, digits),
+        [b'+', digits @ ..] => (1.0, digits),
+        digits => (1.0, digits),
     };
-    let is_click = parse_key(digits)? > 0 && sign > 0;
-    Some(if is_click { 1 } else { -1 })
+    Some(sign * parse_key(digits)? as f64)
 }
 
 fn adfea_key(column: usize, word: &[u8]) -> Result<u64, Fault> {
@@ -126,7 +125,7 @@ mod tests {
     #[test]
     fn groups_come_first_in_keys() {
         let adfea = rows("17 1 0 5:2 9:1 7:1023\n18 1 1\n19 1 -3 18446744073709551615:0 0:3\n");
-        assert_eq!(adfea.labels, [-1, 1, -1]);
+        assert_eq!(adfea.labels, [-1.0, 1.0, -1.0]);
         let first = [1 << 54 | 9, 2 << 54 | 5, 1023 << 54 | 7];
         assert_eq!(adfea.row(0).keys, first);
         assert!(adfea.row(1).keys.is_empty() && adfea.values.is_none());
@@ -136,7 +135,7 @@ mod tests {
         // The same rows with numbers that have their groups.
         let numbers = first.map(|key| key.to_string()).join(" ");
         let terafea = rows(&format!("0 17 | {numbers}\r\n1 18 |\n\n+2 19 | 3\n"));
-        assert_eq!((&terafea.labels[..], terafea.row(0).keys), (&[-1, 1, 1][..], &first[..]));
+        assert_eq!((&terafea.labels[..], terafea.row(0).keys), (&[-1.0, 1.0, 1.0][..], &first[..]));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 use super::read::read_parts;
-use super::{ByKey, Examples, PackedRows, Shard, cache, check_shared};
+use super::{ByKey, Examples, Labels, PackedRows, Shard, cache, check_shared};
 use crate::{Error, Result};
 
 /// Rows of a block: as many as 16 bits can number.
@@ -63,7 +63,7 @@ impl KeptRows {
         let mut kept = Self::none(found.identity);
         let mut rest = PackedRows::default();
         let pack = |part: Examples| PackedRows::from(&part);
-        read_parts(paths, shard, threads, pack, |part| {
+        read_parts(paths, (shard, Labels::Classes), threads, pack, |part| {
             rest.append(&part);
             while rest.labels.len() >= BLOCK_ROWS {
                 let block = rest.take_first(BLOCK_ROWS);

@@ -10,13 +10,16 @@ use std::path::Path;
 use memchr::memchr;
 
 use super::number::{leading_digits, leading_value};
-use super::{Examples, Row, parse_key, parse_value};
+use super::{Examples, Labels, Row, parse_key, parse_value};
 use crate::{Error, Result};
 
 /// Appends `row` to `out` as one line, with values as plain decimals that read back the same.
 pub fn write_row(out: &mut Vec<u8>, row: Row<'_>) {
     use std::io::Write;
-    out.extend_from_slice(if row.label > 0 { b"+1" } else { b"-1" });
+    match row.label {
+        1.0 => out.extend_from_slice(b"+1"),
+        label => write!(out, "{label}").expect("a Vec takes all that is written"),
+    }
     for (at, key) in row.keys.iter().enumerate() {
         let value = row.values.map_or(1.0, |values| values[at]);
         write!(out, " {key}:{value}").expect("a Vec takes all that is written");
@@ -24,7 +27,6 @@ pub fn write_row(out: &mut Vec<u8>, row: Row<'_>) {
     out.push(b'\n');
 }
 
-const LABEL: &str = "a label: +1, 1, -1 or 0";
 const PAIR: &str = "`key:value`";
 const NO_QID: &str = "`key:value`; ranking data is not supported, remove the `qid:` fields";
 const KEY: &str = "a key: a whole number from 0 to 18446744073709551615";
@@ -94,10 +96,10 @@ pub(super) fn words(text: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
 }
 
 /// Appends one row to `part`; after a fault `part` is invalid.
-pub(super) fn parse_row(text: &[u8], part: &mut Examples) -> Result<(), Fault> {
+pub(super) fn parse_row(text: &[u8], labels: Labels, part: &mut Examples) -> Result<(), Fault> {
     let text = without_comment(text);
     let (column, word) = words(text).next().expect("a row is a line that is not blank");
-    let label = parse_label(word).ok_or(Fault::Syntax { column, expected: LABEL })?;
+    let label = labels.parse(word).map_err(|expected| Fault::Syntax { column, expected })?;
     let start = part.keys.len();
     let mut ascending = true;
     let mut zeros = false;
@@ -141,19 +143,6 @@ fn short_pair(text: &[u8], at: usize) -> Option<(u64, f64, usize)> {
     };
     let end = digits + 1 + len;
     word.get(end).is_none_or(|&after| is_blank(after)).then_some((key, value, at + end))
-}
-
-/// +1 for 1, -1 for -1 and 0, in any spelling.
-fn parse_label(word: &[u8]) -> Option<i8> {
-    match word {
-        b"+1" | b"1" => Some(1),
-        b"-1" | b"0" => Some(-1),
-        _ => match parse_value(word)? {
-            1.0 => Some(1),
-            0.0 | -1.0 => Some(-1),
-            _ => None,
-        },
-    }
 }
 
 fn parse_pair(column: usize, word: &[u8]) -> Result<(u64, f64), Fault> {
@@ -223,9 +212,9 @@ mod tests {
 
     #[test]
     fn labels_keys_values_comments_and_line_ends() {
-        let text = "# head\r\n+1 1:0.5 18446744073709551615:-2e3\r\n\n0\n  \t\n\t1.0\t7:1 # tail 9:9\n-1 3:1 2:4\n-1.0";
+        let text = "# head\r\n+1 1:0.5 18446744073709551615:-2e3\r\n\n0\n  \t\n\t1.0\t7:1 # tail 9:9\n0 3:1 2:4\n0.0";
         let examples = parse_text(text).unwrap();
-        assert_eq!(examples.labels, [1, -1, 1, -1, -1]);
+        assert_eq!(examples.labels, [1.0, -1.0, 1.0, -1.0, -1.0]);
         assert_eq!(examples.row_starts, [0, 2, 2, 3, 5, 5]);
         assert_eq!(examples.keys, [1, u64::MAX, 7, 2, 3]);
         assert_eq!(examples.values, Some(vec![0.5, -2000.0, 1.0, 4.0, 1.0]));
@@ -358,7 +347,7 @@ mod tests {
             let mut examples = Examples::default();
             for (positive, entries) in &rows {
                 entries.iter().for_each(|&(key, value)| examples.push(key, value));
-                examples.end_row(if *positive { 1 } else { -1 });
+                examples.end_row(if *positive { 1.0 } else { -1.0 });
                 examples.rows_in_all_shards += 1;
             }
             let mut text = Vec::new();

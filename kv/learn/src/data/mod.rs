@@ -16,6 +16,7 @@ mod grouped;
 pub(crate) mod groups;
 mod input;
 mod kept;
+mod labels;
 pub mod libsvm;
 mod lookup;
 mod number;
@@ -35,11 +36,12 @@ pub use cuts::{Cut, cut};
 pub(crate) use input::Input;
 pub use input::check_shared;
 pub(crate) use kept::{BLOCK_ROWS, KeptRows, Share};
+pub use labels::Labels;
 pub(crate) use lookup::{gallop, places};
 pub(crate) use number::{parse_key, parse_value};
 pub use packed::PackedRows;
 pub(crate) use packed::{pack_keys, unpack_keys};
-pub use read::{listed, parse, read, read_cut, read_packed};
+pub use read::{listed, parse, read, read_as, read_cut, read_packed};
 pub use read_ahead::ReadAhead;
 pub(crate) use source::length_and_format;
 pub use store::{DataStore, Sample, Sampler, Take};
@@ -92,8 +94,8 @@ impl Shard {
 /// Labelled sparse rows, in the order of the files.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Examples {
-    /// `[rows]`, each +1 or -1.
-    pub labels: Vec<i8>,
+    /// `[rows]`, as [`Labels`] says: each +1 or -1 of two classes.
+    pub labels: Vec<f64>,
     /// `[rows + 1]`, or empty without rows: row `r` is `row_starts[r]..row_starts[r + 1]` of the
     /// next two.
     pub row_starts: Vec<usize>,
@@ -108,8 +110,8 @@ pub struct Examples {
 /// One row of [`Examples`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Row<'a> {
-    /// +1 or -1.
-    pub label: i8,
+    /// As in [`Examples::labels`].
+    pub label: f64,
     /// Strictly ascending.
     pub keys: &'a [u64],
     /// One per key; `None` if all are exactly 1.
@@ -154,7 +156,7 @@ impl Examples {
     }
 
     /// Ends the row being built: everything pushed since the last one.
-    fn end_row(&mut self, label: i8) {
+    fn end_row(&mut self, label: f64) {
         if self.row_starts.is_empty() {
             self.row_starts.push(0);
         }
@@ -197,14 +199,14 @@ impl Examples {
         }
     }
 
-    /// The labels, and the entries column by column. Linear in the entries.
+    /// The labels of two classes, and the entries column by column. Linear in the entries.
     ///
     /// # Errors
     /// [`Error::TooMany`] from 2^32 rows or columns on.
     pub fn into_columns(self) -> Result<(Vec<i8>, Columns)> {
         let rows = PackedRows::from(&self);
         let keys = rows.distinct_keys();
-        Ok((self.labels, rows.into_columns(keys)?))
+        Ok((rows.labels.clone(), rows.into_columns(keys)?))
     }
 }
 
@@ -283,7 +285,7 @@ mod tests {
         let mut examples = Examples::default();
         for row in rows {
             row.iter().for_each(|(&key, &value)| examples.push(key, value));
-            examples.end_row(1);
+            examples.end_row(1.0);
         }
         examples
     }

@@ -37,7 +37,7 @@ pub struct PackedRows {
 impl From<&Examples> for PackedRows {
     fn from(examples: &Examples) -> Self {
         let mut rows = Self {
-            labels: examples.labels.clone(),
+            labels: examples.labels.iter().map(|&label| if label > 0.0 { 1 } else { -1 }).collect(),
             lengths: examples.row_starts.windows(2).map(|row| (row[1] - row[0]) as u32).collect(),
             deltas: Vec::with_capacity(3 * examples.nonzeros()),
             values: examples.values.clone(),
@@ -372,7 +372,8 @@ mod tests {
                 }
             }
             prop_assert!(packed.is_sound());
-            prop_assert_eq!(packed.labels(), &examples.labels[..]);
+            let labels: Vec<f64> = packed.labels().iter().map(|&label| label.into()).collect();
+            prop_assert_eq!(&labels, &examples.labels);
             prop_assert_eq!(packed.nonzeros(), examples.nonzeros());
             let all = packed.distinct_keys();
             prop_assert!(all.iter().eq(expected.keys()));

@@ -6,9 +6,9 @@ use std::sync::{Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-use super::read::parse_block;
-use super::source::{Block, Blocks};
-use super::{Examples, Shard};
+use super::read::rows_of;
+use super::source::Blocks;
+use super::{Examples, Labels, Shard};
 use crate::{Error, Result};
 
 /// Time between two looks of a thread at what it has to do while it waits for a part.
@@ -29,8 +29,8 @@ impl ReadAhead {
     /// # Errors
     /// [`Error::Thread`] if the system has no thread.
     pub fn start(paths: &[PathBuf], shard: Shard, ahead: usize) -> Result<ReadAhead> {
-        let parse = move |block: Result<Block>| parse_block(&block?, shard);
-        let parts = Blocks::new(paths.to_vec()).map(parse);
+        let parts = rows_of(Blocks::new(paths.to_vec()), None, vec![shard], Labels::Classes);
+        let parts = parts.map(|part| part.map(|mut part| part.pop().unwrap_or_default()));
         ReadAhead::of(parts.filter(|part| part.as_ref().map_or(true, |it| it.rows() > 0)), ahead)
     }
 }
@@ -40,12 +40,13 @@ impl ReadAhead<Vec<Examples>> {
     ///
     /// # Errors
     /// As [`ReadAhead::start`].
-    pub(crate) fn of_shards(paths: &[PathBuf], shards: Vec<Shard>, ahead: usize) -> Result<Self> {
-        let parse = move |block: Result<Block>| {
-            let block = block?;
-            shards.iter().map(|shard| parse_block(&block, *shard)).collect()
-        };
-        ReadAhead::of(Blocks::new(paths.to_vec()).map(parse), ahead)
+    pub(crate) fn of_shards(
+        paths: &[PathBuf],
+        shards: Vec<Shard>,
+        labels: Labels,
+        ahead: usize,
+    ) -> Result<Self> {
+        ReadAhead::of(rows_of(Blocks::new(paths.to_vec()), None, shards, labels), ahead)
     }
 }
 

@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use caravan_kv::{Initial, TableSpec, ValueType};
 use serde::{Deserialize, Serialize};
 
-use crate::data::{Examples, Row};
+use crate::data::{Examples, Labels, Row};
 use crate::model::RowModel;
 use crate::sgd::{Batch, Batches, Loss};
 use crate::trainer::{Descent, Factors, Part, RowsOf, Step, Trainer};
@@ -71,7 +71,8 @@ impl Trainer for Fm {
     }
 
     fn rows_of(settings: &Settings) -> Option<RowsOf<'_>> {
-        Some(RowsOf { files: &settings.files, step: settings.descent.batch })
+        let Settings { files, descent, .. } = settings;
+        Some(RowsOf { files, labels: Labels::Classes, step: descent.batch })
     }
 
     fn add_rows(&mut self, rows: &Examples) -> Result<(), String> {
@@ -195,7 +196,7 @@ mod tests {
                     }
                 }
                 let norms: f64 = example.keys.iter().flat_map(|&key| row(key)).map(|v| v * v).sum();
-                Loss::Logistic.of(f64::from(example.label), margin)[0] + 0.5 * l2 * norms
+                Loss::Logistic.of(example.label, margin)[0] + 0.5 * l2 * norms
             };
             examples.iter().map(of).sum::<f64>()
         };

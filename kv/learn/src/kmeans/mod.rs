@@ -118,6 +118,8 @@ fn check_points(points: &Points, clusters: usize) -> Result<(), String> {
         ));
     }
     match points.len() {
+        0 => Err("there are no points".to_owned()),
+        _ if dimensions == 0 => Err("the points have no coordinates".to_owned()),
         few if few < clusters => Err(format!("{few} points are too few for {clusters} clusters")),
         many if u32::try_from(many).is_err() => Err(format!("{many} points are 2^32 or more")),
         _ => Ok(()),

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use flate2::read::MultiGzDecoder;
 
-use crate::data::{self, Examples, Input, Shard, check_shared};
+use crate::data::{self, Examples, Input, Labels, Shard, check_shared};
 use crate::{Error, Result};
 
 /// First bytes of a file of images in the IDX format: bytes, in three dimensions.
@@ -38,7 +38,7 @@ pub struct Points {
 
 impl Points {
     /// Reads files of images (IDX, as MNIST's, plain or `.gz`), or of text as
-    /// [`data::read`] does, whose labels do not matter.
+    /// [`data::read`] does, with any labels.
     ///
     /// # Errors
     /// As [`data::read`]; [`Error::Images`] for a damaged file, or for images of two sizes;
@@ -50,7 +50,7 @@ impl Points {
         let first = files.first().map(|file| images(file)).transpose()?.flatten();
         let Some(first) = first else {
             let threads = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
-            return Points::of(&data::read(files, Shard::ALL, threads)?);
+            return Points::of(&data::read_as(Labels::Ignored, files, Shard::ALL, threads)?);
         };
         points.append(&files[0], first)?;
         for file in &files[1..] {

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::centres::Centres;
 use super::points::{DataStore, Points};
 use super::{Batches, check_points, order, share};
+use crate::data::listed;
 use crate::data_root::DataRoot;
 use crate::task::{ModelStore, Models, Part};
 
@@ -159,6 +160,12 @@ impl App for Kmeans {
         let taken = traffic(node) - before;
         let mut stage = Stage { node, loaded, order: &order, rank, stage: part.stage };
         let (centres, objective) = stage.run(&first).map_err(|error| with_sources(&error))?;
+        if !objective.is_finite() || centres.values().iter().any(|value| !value.is_finite()) {
+            return Err(format!(
+                "kmeans diverged in stage {}: the squares of coordinates add up to no finite number; scale them",
+                part.stage
+            ));
+        }
         let trained = traffic(node);
         let bytes: Vec<u8> = centres.values().iter().flat_map(|it| it.to_le_bytes()).collect();
         self.models.keep(node, &part, &model(part.stage), bytes);
@@ -198,7 +205,8 @@ impl Kmeans {
             let root = DataRoot::of(&node.config)?;
             let files = root.files(&wanted.files, node.workers)?;
             let points = self.store.points(&files).map_err(|error| with_sources(&error))?;
-            check_points(&points, wanted.clusters)?;
+            check_points(&points, wanted.clusters)
+                .map_err(|why| format!("{}: {why}", listed(&files)))?;
             let (files, seed) = (wanted.files.clone(), wanted.seed);
             let order = order(points.len(), seed);
             self.loaded = Some(Loaded { files, points, order, seed });

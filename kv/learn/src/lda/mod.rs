@@ -116,6 +116,7 @@ impl Trainer for Lda {
     const NAME: &'static str = "lda";
     type Settings = Settings;
     type Value = i32;
+    const REMEDY: &'static str = "take --alpha and --beta nearer to 1";
 
     fn table(settings: &Settings) -> TableSpec {
         let spec = TableSpec::new(TABLE, "counts", ValueType::I32, settings.topics.max(1));

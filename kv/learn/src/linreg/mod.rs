@@ -19,7 +19,7 @@ use caravan_kv::{TableSpec, ValueType};
 use caravan_van::KeyRange;
 use serde::{Deserialize, Serialize};
 
-use crate::data::{Examples, Row};
+use crate::data::{Examples, Labels, Row};
 use crate::model::Model;
 use crate::trainer::{Part, Rows, Step, Trainer};
 
@@ -76,6 +76,7 @@ impl Trainer for LinReg {
     const NAME: &'static str = "linreg";
     type Settings = Settings;
     type Value = f64;
+    const REMEDY: &'static str = "lower --rate";
 
     fn table(settings: &Settings) -> TableSpec {
         let keys = KeyRange::new(0, settings.features.max(1)).unwrap_or(KeyRange::ALL);
@@ -93,7 +94,7 @@ impl Trainer for LinReg {
                 "{steps} steps at rate {rate}: take 1 or more, and a rate above 0"
             ));
         }
-        let examples = part.all_examples(&settings.files)?;
+        let examples = part.all_examples(&settings.files, Labels::Targets)?;
         let found = self::features(&examples).map_err(|error| with_sources(&error))?;
         if found > features {
             return Err(format!("feature {} is not below {features}", found - 1));
@@ -104,7 +105,11 @@ impl Trainer for LinReg {
         if chunk.is_empty() {
             return Err(format!("{features} features are too few for {} parts", part.parts));
         }
-        let step = rate / curvature(&examples, features as usize);
+        let curvature = curvature(&examples, features as usize);
+        if !curvature.is_finite() {
+            return Err("the squares of values add up to no finite number: scale them".to_owned());
+        }
+        let step = rate / curvature;
         Ok(LinReg { examples, features, chunk, step, steps, counts: part.number == 0 })
     }
 
@@ -120,7 +125,7 @@ impl Trainer for LinReg {
         let chunk = self.chunk.clone();
         let gradient = &mut step.update;
         for row in self.examples.iter() {
-            let error = product(row, step.rows) - f64::from(row.label);
+            let error = product(row, step.rows) - row.label;
             if self.counts && step.step + 1 == self.steps {
                 step.sums.loss += 0.5 * error * error;
                 step.sums.examples += 1;
@@ -146,12 +151,15 @@ fn product(row: Row<'_>, weights: &[f64]) -> f64 {
     entries(row).map(|(at, value)| value * weights[at]).sum()
 }
 
-/// The largest eigenvalue of X'X, or a little more.
+/// The largest eigenvalue of X'X, or a little more; not finite if it has none.
 fn curvature(examples: &Examples, features: usize) -> f64 {
     let mut direction = vec![1.0; features];
     let mut largest = 1.0;
     for _ in 0..POWER_STEPS {
         let length = direction.iter().map(|x| x * x).sum::<f64>().sqrt();
+        if !length.is_finite() {
+            return length;
+        }
         if length <= 0.0 {
             return 1.0; // no data, so no steps
         }
@@ -164,7 +172,7 @@ fn curvature(examples: &Examples, features: usize) -> f64 {
         largest = next.iter().zip(&direction).map(|(next, x)| next * x).sum();
         direction = next;
     }
-    if largest > 0.0 { largest * POWER_MARGIN } else { 1.0 }
+    if largest <= 0.0 { 1.0 } else { largest * POWER_MARGIN }
 }
 
 /// The trained weights as a model.

@@ -323,7 +323,7 @@ mod tests {
             let model = Model::new(weights.into_iter().map(|(key, weight)| (key, f64::from(weight))).collect()).unwrap();
             let keys: Vec<u64> = row.keys().copied().collect();
             let values: Vec<f64> = row.values().map(|&value| f64::from(value)).collect();
-            let row = Row { label: 1, keys: &keys, values: Some(&values) };
+            let row = Row { label: 1.0, keys: &keys, values: Some(&values) };
             prop_assert_eq!(model.margin(row), f64::from(expected));
         }
     }

@@ -117,7 +117,7 @@ fn batch(examples: &Examples, first: usize, end: usize) -> Result<Batch, String>
     }
     let (keys, places) = placed(rows().flat_map(|row| row.keys.iter().copied()));
     let mut batch = Batch {
-        labels: rows().map(|row| f64::from(row.label)).collect(),
+        labels: rows().map(|row| row.label).collect(),
         starts: vec![0],
         places,
         values: examples.values.as_ref().map(|_| Vec::with_capacity(entries)),
@@ -196,7 +196,7 @@ mod tests {
                         entries.map(|(place, value)| (batch.keys[place], value)).collect();
                     let values = row.values.unwrap().iter().copied();
                     let expected: Vec<_> = row.keys.iter().copied().zip(values).collect();
-                    assert_eq!((label, found), (f64::from(row.label), expected));
+                    assert_eq!((label, found), (row.label, expected));
                     at += 1;
                 }
             }

@@ -21,7 +21,7 @@ use caravan_kv::{TableSpec, ValueType};
 use serde::{Deserialize, Serialize};
 
 pub(crate) use self::batch::{Batch, Batches};
-use crate::data::Examples;
+use crate::data::{Examples, Labels};
 use crate::model::Model;
 use crate::numeric::logistic::{log_loss, wrong_probability};
 use crate::trainer::{Descent, Part, Rows, RowsOf, Step, Trainer};
@@ -40,6 +40,14 @@ pub enum Loss {
 }
 
 impl Loss {
+    /// What labels are to it.
+    pub fn labels(self) -> Labels {
+        match self {
+            Loss::Logistic => Labels::Classes,
+            Loss::Squared => Labels::Targets,
+        }
+    }
+
     /// The loss of a margin, and its derivative.
     pub fn of(self, label: f64, margin: f64) -> [f64; 2] {
         match self {
@@ -101,7 +109,8 @@ impl Trainer for Sgd {
     }
 
     fn rows_of(settings: &Settings) -> Option<RowsOf<'_>> {
-        Some(RowsOf { files: &settings.files, step: settings.descent.batch })
+        let Settings { files, loss, descent, .. } = settings;
+        Some(RowsOf { files, labels: loss.labels(), step: descent.batch })
     }
 
     fn add_rows(&mut self, rows: &Examples) -> Result<(), String> {

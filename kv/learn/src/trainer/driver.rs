@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 
 use super::worker::{Loaded, Order, Passed};
 use super::{Hint, Job, Progress, Reading, Rows, Sums, Trainer};
-use super::{feed, local};
+use super::{diverged, feed, local};
 use crate::data::assigner::{self, Assigner};
 
 /// Keys of a pull of the driver.
@@ -238,6 +238,7 @@ impl<T: Trainer> Run<'_, T> {
         }
         if T::READS {
             trained.rows = self.rows()?;
+            diverged::check_rows::<T>(trained.passes.saturating_sub(1), &trained.rows)?;
         }
         let finished = finish(&mut self.servers, self.table)?;
         Ok((trained, finished))
@@ -290,10 +291,13 @@ impl<T: Trainer> Run<'_, T> {
         }
         let mut sums = Sums::default();
         passed.iter().for_each(|passed| sums.add(&passed.sums));
+        diverged::check_data::<T>(pass, settings, &sums)?;
+        let objective = T::objective(settings, &sums, &mut || self.rows())?;
+        diverged::check::<T>(pass, "the objective", objective)?;
         Ok(Progress {
             algorithm: T::NAME,
             pass,
-            objective: T::objective(settings, &sums, &mut || self.rows())?,
+            objective,
             seconds: (self.servers.now() - began).as_secs_f64(),
             sums,
             worker_bytes_sent: passed.iter().map(|passed| passed.bytes_sent).sum(),

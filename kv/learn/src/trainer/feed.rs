@@ -10,9 +10,11 @@ use caravan_kv::error::with_sources;
 use caravan_kv::{RequestId, WorkerNode};
 use serde::{Deserialize, Serialize};
 
-use super::{Reading, Trainer};
+use super::{Reading, RowsOf, Trainer};
 use crate::data::assigner::{self, Placed, Reader};
-use crate::data::{Cut, Examples, ReadAhead, Shard, check_shared, cut_file, length_and_format};
+use crate::data::{
+    Cut, Examples, Labels, ReadAhead, Shard, check_shared, cut_file, length_and_format,
+};
 use crate::data_root::DataRoot;
 
 /// Pieces that may wait for the trainers.
@@ -128,7 +130,7 @@ impl Feed {
     /// If the worker may not read a file, or the system has no thread.
     pub(super) fn start(
         node: &WorkerNode,
-        files: &[PathBuf],
+        RowsOf { files, labels, .. }: RowsOf<'_>,
         reading: Reading,
         (own, parts): (Range<usize>, usize),
     ) -> Result<Feed, String> {
@@ -136,7 +138,8 @@ impl Feed {
         let text = |error: crate::Error| with_sources(&error);
         if let Reading::Near(_) = reading {
             let (blocks, given) = channel::<Cut>();
-            let read = ReadAhead::of(given.into_iter().flat_map(pieces), PIECES_MAX);
+            let read = given.into_iter().flat_map(move |block| pieces(block, labels));
+            let read = ReadAhead::of(read, PIECES_MAX);
             let (number, host) = (node.rank, place(node.rank));
             let reader = Reader { number, host, takes_far: false, holds: 0 };
             let (asked, read) = (None, read.map_err(text)?);
@@ -145,7 +148,7 @@ impl Feed {
         let files = root.files(files, node.workers)?;
         let shard = |part: usize| Shard::new(part as u32, parts as u32);
         let shards = own.map(shard).collect::<crate::Result<Vec<_>>>().map_err(text)?;
-        let read = ReadAhead::of_shards(&files, shards, PIECES_MAX).map_err(text)?;
+        let read = ReadAhead::of_shards(&files, shards, labels, PIECES_MAX).map_err(text)?;
         Ok(Feed::Shards { read, parts, rows: 0 })
     }
 
@@ -202,8 +205,8 @@ fn told<T>(outcome: Result<T, impl std::error::Error>) -> Result<T, String> {
 }
 
 /// The rows of a block as they come, and its end.
-fn pieces(block: Cut) -> impl Iterator<Item = crate::Result<Piece>> {
-    let rows = block.rows().map(|rows| rows.map(Piece::Rows));
+fn pieces(block: Cut, labels: Labels) -> impl Iterator<Item = crate::Result<Piece>> {
+    let rows = block.rows(labels).map(|rows| rows.map(Piece::Rows));
     rows.chain(std::iter::once(Ok(Piece::End)))
 }
 

@@ -16,6 +16,7 @@
 //!
 //! `kv/docs/trainers.md` shows how to write one.
 
+mod diverged;
 mod driver;
 mod feed;
 mod hint;
@@ -45,7 +46,7 @@ pub use self::hint::Hint;
 pub use self::reading::{Reading, RowsOf};
 pub use self::serial::serial;
 pub use self::settings::{Descent, Factors};
-use crate::data::{self, Examples};
+use crate::data::{self, Examples, Labels};
 use crate::data_root::DataRoot;
 
 /// An algorithm that trains one part of the data over a table, step by step.
@@ -61,6 +62,9 @@ pub trait Trainer: Sized + Send + 'static {
 
     /// Whether steps read the rows of their keys. The others only push.
     const READS: bool = true;
+
+    /// What helps where a run diverges, as errors say it.
+    const REMEDY: &'static str = "lower the rate (--option rate=)";
 
     /// The table, without a consistency model: a run adds its own.
     fn table(settings: &Self::Settings) -> TableSpec;
@@ -114,8 +118,8 @@ pub trait Trainer: Sized + Send + 'static {
     /// As [`Trainer::load`].
     fn of_part(settings: &Self::Settings, part: &Part) -> Result<Self, String> {
         let mut trainer = Self::load(settings, part)?;
-        if let Some(RowsOf { files, .. }) = Self::rows_of(settings) {
-            trainer.add_rows(&part.examples(files)?)?;
+        if let Some(RowsOf { files, labels, .. }) = Self::rows_of(settings) {
+            trainer.add_rows(&part.examples(files, labels)?)?;
             trainer.end_rows()?;
         }
         Ok(trainer)
@@ -226,16 +230,17 @@ impl Part {
     ///
     /// # Errors
     /// Text with the file, and the line if one is wrong.
-    pub fn examples(&self, files: &[PathBuf]) -> Result<Examples, String> {
-        self.read(files, |files, shard| data::read(files, shard, NonZeroUsize::MIN))
+    pub fn examples(&self, files: &[PathBuf], labels: Labels) -> Result<Examples, String> {
+        self.read(files, |files, shard| data::read_as(labels, files, shard, NonZeroUsize::MIN))
     }
 
     /// The examples of all parts.
     ///
     /// # Errors
     /// As [`Part::examples`].
-    pub fn all_examples(&self, files: &[PathBuf]) -> Result<Examples, String> {
-        self.read(files, |files, _| data::read(files, data::Shard::ALL, NonZeroUsize::MIN))
+    pub fn all_examples(&self, files: &[PathBuf], labels: Labels) -> Result<Examples, String> {
+        let all = data::Shard::ALL;
+        self.read(files, |files, _| data::read_as(labels, files, all, NonZeroUsize::MIN))
     }
 
     /// What `read` makes of the rows of this part in files, if the worker may read them.

@@ -6,11 +6,15 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::data::Labels;
+
 /// The rows that a trainer gets by [`super::Trainer::add_rows`].
 #[derive(Debug, Clone, Copy)]
 pub struct RowsOf<'a> {
     /// The files, as [`crate::data::read`] takes them, in this order.
     pub files: &'a [PathBuf],
+    /// What labels are.
+    pub labels: Labels,
     /// Rows of a step, at least 1; the last of a pass may have fewer.
     pub step: usize,
 }

@@ -7,6 +7,7 @@ use caravan_kv::server::{Pulled, Request};
 use caravan_kv::{Error, Handles, Result, Shard, TableSpec};
 use caravan_van::{Pool, Value};
 
+use super::diverged;
 use super::worker::Seen;
 use super::{Job, Part, Progress, Rows, Step, Sums, Trained, Trainer};
 use crate::data_root::DataRoot;
@@ -47,7 +48,9 @@ pub fn serial<T: Trainer>(
         for step in 0..steps {
             table.iterate(&mut trainers, pass, step, &mut sums)?;
         }
+        diverged::check_data::<T>(pass, &job.settings, &sums)?;
         trained.objective = T::objective(&job.settings, &sums, &mut || table.rows())?;
+        diverged::check::<T>(pass, "the objective", trained.objective)?;
         trained.passes = pass + 1;
         trained.seconds = began.elapsed().as_secs_f64();
         progress(&Progress {
@@ -65,6 +68,7 @@ pub fn serial<T: Trainer>(
         }
     }
     trained.rows = table.rows()?;
+    diverged::check_rows::<T>(trained.passes.saturating_sub(1), &trained.rows)?;
     Ok(trained)
 }
 

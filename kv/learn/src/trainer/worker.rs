@@ -9,6 +9,7 @@ use caravan_kv::{Answer, App, Error, Table, TableSpec, Timestamp, Worker, Worker
 use caravan_van::Counters;
 use serde::{Deserialize, Serialize};
 
+use super::diverged;
 use super::feed::{self, Feed, Sight};
 use super::{Hint, Part, Reading, RowsOf, Step, Sums, Trainer, local, parts_of};
 use crate::data_root::DataRoot;
@@ -51,6 +52,9 @@ pub(super) struct Passed {
     pub(super) bytes_sent: u64,
     pub(super) bytes_received: u64,
 }
+
+/// What a worker adds up.
+pub(super) const LOSSES: &str = "the sum of losses";
 
 /// Pushes of a part that may be on the way.
 const PUSHES_MAX: usize = 4;
@@ -134,7 +138,11 @@ impl<T: Trainer> App for Task<T> {
             }
             Order::Pass { pass, .. } if self.local.is_some() => {
                 let local = self.local.as_mut().ok_or("load first")?;
-                let sums = local.trained.pass(pass).map_err(|error| with_sources(&error))?;
+                let sums = local
+                    .trained
+                    .pass(pass)
+                    .and_then(|sums| diverged::check::<T>(pass, LOSSES, sums.loss).map(|()| sums));
+                let sums = sums.map_err(|error| with_sources(&error))?;
                 let (now, before) = (node.worker.counters(), local.before);
                 let bytes_sent = now.bytes_sent - before.bytes_sent;
                 let bytes_received = now.bytes_received - before.bytes_received;
@@ -145,6 +153,7 @@ impl<T: Trainer> App for Task<T> {
                 let training = self.training()?;
                 training.steps = steps.or(training.steps);
                 let passed = training.pass(node, pass).and_then(|sums| {
+                    diverged::check::<T>(pass, LOSSES, sums.loss)?;
                     let (steps, left) = (training.own_steps(), training.leave_early(node)?);
                     let Counters { bytes_sent, bytes_received, .. } = node.worker.counters();
                     Ok(Passed { sums, steps, left, bytes_sent, bytes_received })
@@ -186,7 +195,7 @@ impl<T: Trainer> Training<T> {
         let own = parts_of(node.rank, node.workers, parts);
         let mut trainers: Vec<T> = own.clone().map(load).collect::<Result<_, _>>()?;
         let rows = T::rows_of(settings);
-        let feed = rows.map(|rows| Feed::start(node, rows.files, reading, (own, parts)));
+        let feed = rows.map(|rows| Feed::start(node, rows, reading, (own, parts)));
         let mut feed = feed.transpose()?;
         if reading == Reading::First
             && let Some(mut feed) = feed.take()
