@@ -47,6 +47,23 @@ pub enum Error {
         /// The file as given.
         path: PathBuf,
     },
+    /// A file has changed while it was read.
+    #[error("{} has changed while it was read: leave it as it is, and run again", path.display())]
+    Changed {
+        /// The file as given.
+        path: PathBuf,
+    },
+    /// A file of another kind, by its first bytes.
+    #[error(
+        "{} is {what}, which is not read: make it text with a row a line, plain or as .gz, .zst or .xz",
+        path.display()
+    )]
+    NoText {
+        /// The file as given.
+        path: PathBuf,
+        /// What it is: "bzip2 data".
+        what: &'static str,
+    },
     /// A compressed file ends too early or is damaged.
     #[error("{} is truncated or damaged {format} data; fetch or compress it again", path.display())]
     Decompress {

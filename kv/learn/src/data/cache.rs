@@ -2,7 +2,7 @@
 //! need not fit into memory: then each block of them is a file (`kept`).
 //!
 //! A folder holds one file for each list of text files and shard. It is valid only for their paths,
-//! lengths and modification times, the shard, and [`VERSION`]. A stale or damaged file is logged
+//! [`Stamp`]s, the shard, and [`VERSION`]. A stale or damaged file is logged
 //! and made again from the text. Files are written whole or not at all.
 //!
 //! Arrays are read into the memory that training uses, not mapped: that memory is freed once
@@ -18,13 +18,13 @@
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
-use std::time::UNIX_EPOCH;
 
 use caravan_kv::files;
 use caravan_kv::objects::{Object, is_address};
 use crc_fast::{CrcAlgorithm, Digest, crc32_iscsi};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
+use super::input::Stamp;
 use super::{PackedRows, Shard};
 use crate::replace_file::Replacement;
 use crate::{Error, Result};
@@ -33,7 +33,7 @@ const MAGIC: &[u8; 8] = b"caravanC";
 
 /// Version of the layout, of keys, and of what counts as a value; incremented when any of them
 /// changes.
-const VERSION: u64 = 2;
+const VERSION: u64 = 3;
 
 /// Numbers after the magic.
 const HEAD: usize = 9;
@@ -77,14 +77,9 @@ pub(super) fn identity(paths: &[PathBuf], shard: Shard) -> Result<String> {
                 &of_object(address).map_err(|source| Error::Open { path: path.clone(), source })?;
             continue;
         }
-        let look = || -> std::io::Result<_> {
-            let found = fs::metadata(path)?;
-            let changed = found.modified()?.duration_since(UNIX_EPOCH).unwrap_or_default();
-            Ok((fs::canonicalize(path)?, found.len(), changed.as_nanos()))
-        };
         let at_read = |source| Error::Read { path: path.clone(), source };
-        let (path, bytes, changed) = look().map_err(at_read)?;
-        text += &format!("{:?} of {bytes} bytes, changed at {changed}\n", path);
+        let stamp = Stamp::of(&fs::metadata(path).map_err(at_read)?);
+        text += &format!("{:?} is {stamp}\n", fs::canonicalize(path).map_err(at_read)?);
     }
     Ok(text)
 }
@@ -241,6 +236,7 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
     use std::num::NonZeroUsize;
+    use std::time::{Duration, SystemTime};
 
     use super::*;
     use crate::data::{read_packed, testing::Folder};
@@ -301,9 +297,9 @@ mod tests {
         for (bytes, reason) in [
             (whole[..40].to_vec(), "failed to fill whole buffer"),
             (whole[..end - 1].to_vec(), "it should have"),
-            (changed(0, b'x'), "it is no cache of version 2"),
-            (changed(16, 3), "it is no cache of version 2"),
-            (changed(8, 0), "it is no cache of version 2 from a machine like this"),
+            (changed(0, b'x'), "it is no cache of version 3"),
+            (changed(16, 2), "it is no cache of version 3"),
+            (changed(8, 0), "it is no cache of version 3 from a machine like this"),
             (changed(47, 0xff), "it should have"),
             (changed(80, b'x'), "the text has changed since it was made"),
             (changed(end - 30, 0x55), "it is damaged: its checksum does not fit"),
@@ -319,6 +315,39 @@ mod tests {
             fs::write(&path, changed(at, byte ^ 0x10)).unwrap();
             assert!(load(&path, identity.as_bytes()).is_err(), "byte {at}");
         }
+    }
+
+    /// Goal: other content in the place of a text is not taken for it, though its length and its time
+    /// of modification are the same. Method: a copy in its place, and the file itself written anew,
+    /// until the system's clock has gone on.
+    #[test]
+    fn a_text_of_the_same_length_and_time_is_another() {
+        let folder = Folder::new("cache-same");
+        let cache = folder.path().join("cache");
+        let long_ago = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
+        let date = |path: &Path| {
+            File::options().append(true).open(path).unwrap().set_modified(long_ago).unwrap();
+            Stamp::of(&fs::metadata(path).unwrap())
+        };
+        let path = folder.write("t", b"1 3:1\n");
+        let keys = || {
+            let paths = std::slice::from_ref(&path);
+            read_packed(paths, Shard::ALL, NonZeroUsize::MIN, Some(&cache)).unwrap().key_range()
+        };
+        let first = date(&path);
+        assert_eq!((keys(), keys()), (Some((3, 3)), Some((3, 3))));
+        date(&folder.write("copy", b"1 4:1\n"));
+        fs::rename(folder.path().join("copy"), &path).unwrap();
+        assert_eq!(keys(), Some((4, 4)), "a copy in its place");
+        let copy = Stamp::of(&fs::metadata(&path).unwrap());
+        assert_ne!(copy, first);
+        loop {
+            fs::write(&path, b"1 5:1\n").unwrap();
+            if date(&path) != copy {
+                break;
+            }
+        }
+        assert_eq!(keys(), Some((5, 5)), "the file itself");
     }
 
     /// Neither read, nor waited for, nor written through: training continues from the text.

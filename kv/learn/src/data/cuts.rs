@@ -58,14 +58,18 @@ impl Cut {
     /// [`Error::Open`] and [`Error::Read`] name the file.
     pub(super) fn lines(&self) -> Result<Lines> {
         let (len, format) = source::length_and_format(&self.path)?;
+        if self.end > len {
+            return Err(Error::Changed { path: self.path.clone() });
+        }
         if format.is_some() {
             return Lines::open(&self.path);
         }
         let mut file = Input::open(&self.path)?;
+        let watch = file.watch().map_err(at_read(&self.path))?;
         let begin = first_line(&mut file, self.begin, len).map_err(at_read(&self.path))?;
         let end = first_line(&mut file, self.end, len).map_err(at_read(&self.path))?;
         file.seek(SeekFrom::Start(begin)).map_err(at_read(&self.path))?;
-        Ok(Lines::of(self.name(), file, end - begin))
+        Ok(Lines::of(self.name(), file, end - begin).watching(watch))
     }
 
     /// The rows of this block, as they are read. Errors count its lines from the beginning of the
@@ -153,6 +157,16 @@ mod tests {
                 assert_eq!(found, texts(&path, bytes), "a second pass");
             }
         }
+    }
+
+    #[test]
+    fn a_file_that_is_shorter_than_it_was_is_named() {
+        let folder = Folder::new("cuts-shorter");
+        let path = folder.write("t", b"1 1:1\n1 1:1\n");
+        let cuts = cut(std::slice::from_ref(&path), 6).unwrap();
+        std::fs::write(&path, b"1 1:1\n").unwrap();
+        let error = crate::data::read_cut(&cuts[1]).unwrap_err().to_string();
+        assert!(error.contains("t has changed while it was read"), "{error}");
     }
 
     #[test]

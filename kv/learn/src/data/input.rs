@@ -1,7 +1,9 @@
 //! Where data comes from: a file, or an object of a store by its address.
 
-use std::fs::{self, File};
+use std::fmt;
+use std::fs::{self, File, Metadata};
 use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use caravan_kv::files;
@@ -73,6 +75,17 @@ impl Input {
         opened.map_err(|source| Error::Open { path: path.to_path_buf(), source })
     }
 
+    /// Begins to watch a plain file; objects watch themselves.
+    ///
+    /// # Errors
+    /// That of the system.
+    pub(super) fn watch(&self) -> io::Result<Option<Watch>> {
+        let Input::File(file) = self else { return Ok(None) };
+        let found = file.metadata()?;
+        let watch = || Ok(Watch { file: file.try_clone()?, opened: Stamp::of(&found) });
+        found.is_file().then(watch).transpose()
+    }
+
     /// Its length in bytes.
     ///
     /// # Errors
@@ -81,6 +94,57 @@ impl Input {
         match self {
             Input::File(file) => Ok(file.metadata()?.len()),
             Input::Object(object) => Ok(object.total_bytes()),
+        }
+    }
+}
+
+/// What is another once a file has other content, whatever its length and its time of modification
+/// are set to: the system alone sets the time of change, and a copy has another number.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Stamp {
+    inode: u64,
+    bytes: u64,
+    modified_ns: i128,
+    changed_ns: i128,
+}
+
+impl Stamp {
+    /// That of a file now.
+    pub(crate) fn of(found: &Metadata) -> Stamp {
+        let ns = |seconds: i64, ns: i64| i128::from(seconds) * 1_000_000_000 + i128::from(ns);
+        Stamp {
+            inode: found.ino(),
+            bytes: found.len(),
+            modified_ns: ns(found.mtime(), found.mtime_nsec()),
+            changed_ns: ns(found.ctime(), found.ctime_nsec()),
+        }
+    }
+}
+
+impl fmt::Display for Stamp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Stamp { inode, bytes, modified_ns, changed_ns } = self;
+        write!(f, "{inode} of {bytes} bytes, modified at {modified_ns}, changed at {changed_ns}")
+    }
+}
+
+/// A plain file as it was when it was opened.
+pub(super) struct Watch {
+    file: File,
+    opened: Stamp,
+}
+
+impl Watch {
+    /// Refuses a file that is not as it was.
+    ///
+    /// # Errors
+    /// [`Error::Changed`] with `path`; that of the system.
+    pub(super) fn check(&self, path: &Path) -> Result<()> {
+        let now = self.file.metadata();
+        let now = now.map_err(|source| Error::Read { path: path.to_path_buf(), source })?;
+        match Stamp::of(&now) == self.opened {
+            true => Ok(()),
+            false => Err(Error::Changed { path: path.to_path_buf() }),
         }
     }
 }

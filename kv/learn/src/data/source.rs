@@ -4,13 +4,15 @@
 //! Path: **source** > libsvm > `Examples`. A file is streamed: memory is a few blocks, whatever its
 //! size.
 
-use std::io::{BufReader, Cursor, Read};
+use std::io::{BufRead, BufReader, Cursor, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use flate2::bufread::GzDecoder;
 use memchr::{memchr, memchr_iter, memrchr};
 
 use super::Input;
+use super::input::Watch;
 use crate::{Error, Result};
 
 /// Text read at a time: short enough that one block's memory is reused for the next.
@@ -138,13 +140,44 @@ pub(crate) fn length_and_format(path: &Path) -> Result<(u64, Option<&'static str
     let len = file.total_bytes().map_err(at_read)?;
     let mut head = Vec::with_capacity(HEAD_BYTES);
     file.take(HEAD_BYTES as u64).read_to_end(&mut head).map_err(at_read)?;
+    refuse(path, &head)?;
     Ok((len, detect(&head)))
+}
+
+/// A file or object, decompressed as it is read.
+pub(crate) struct Unpacked {
+    format: Option<&'static str>,
+    watch: Option<Watch>,
+    /// Its content.
+    pub(crate) input: Box<dyn Read + Send>,
+}
+
+impl Unpacked {
+    /// Opens a file, or an object by its address.
+    ///
+    /// # Errors
+    /// [`Error::Open`] and [`Error::Read`] name the file.
+    pub(crate) fn open(path: &Path) -> Result<Self> {
+        Self::of(path, Input::open(path)?)
+    }
+
+    fn of(path: &Path, mut file: Input) -> Result<Self> {
+        let at_open = |source| Error::Open { path: path.to_path_buf(), source };
+        let at_read = |source| Error::Read { path: path.to_path_buf(), source };
+        let watch = file.watch().map_err(at_read)?;
+        let mut head = Vec::with_capacity(HEAD_BYTES);
+        (&mut file).take(HEAD_BYTES as u64).read_to_end(&mut head).map_err(at_read)?;
+        let format = detect(&head);
+        let input = decompress(format, Cursor::new(head).chain(file)).map_err(at_open)?;
+        Ok(Unpacked { format, watch, input })
+    }
 }
 
 /// One file's lines, decompressed on demand.
 pub(super) struct Lines {
     path: Arc<Path>,
     format: Option<&'static str>,
+    watch: Option<Watch>,
     input: Box<dyn Read + Send>,
     /// The start of a line whose end was not read yet.
     carry: Vec<u8>,
@@ -159,14 +192,8 @@ impl Lines {
     }
 
     fn of_input(path: &Path, input: Input) -> Result<Self> {
-        let at_open = |source| Error::Open { path: path.to_path_buf(), source };
-        let at_read = |source| Error::Read { path: path.to_path_buf(), source };
-        let mut file = input;
-        let mut head = Vec::with_capacity(HEAD_BYTES);
-        (&mut file).take(HEAD_BYTES as u64).read_to_end(&mut head).map_err(at_read)?;
-        let format = detect(&head);
-        let input = decompress(format, Cursor::new(head).chain(file)).map_err(at_open)?;
-        Ok(Self { format, input, ..Self::of(path.to_owned(), std::io::empty(), 0) })
+        let Unpacked { format, watch, input } = Unpacked::of(path, input)?;
+        Ok(Self { format, watch, input, ..Self::of(path.to_owned(), std::io::empty(), 0) })
     }
 
     /// The next `len` bytes of a file that is not compressed, which are whole lines.
@@ -174,12 +201,18 @@ impl Lines {
         Self {
             path: path.into(),
             format: None,
+            watch: None,
             input: Box::new(file.take(len)),
             carry: Vec::new(),
             next_line: 1,
             block_bytes: BLOCK_BYTES,
             line_bytes_max: LINE_BYTES_MAX,
         }
+    }
+
+    /// The same lines, unless their file changes meanwhile.
+    pub(super) fn watching(self, watch: Option<Watch>) -> Self {
+        Self { watch, ..self }
     }
 
     /// The next whole lines and the number of the first; `None` at the end.
@@ -197,6 +230,12 @@ impl Lines {
                 None => {}
             }
             let first_line = self.next_line;
+            if first_line == 1 {
+                refuse(&self.path, &text)?;
+                let mark =
+                    if text.starts_with(BYTE_ORDER_MARK) { BYTE_ORDER_MARK.len() } else { 0 };
+                text.drain(..mark);
+            }
             self.next_line += memchr_iter(b'\n', &text).count() as u64;
             return Ok(Some((first_line, text)));
         }
@@ -205,6 +244,9 @@ impl Lines {
     /// Appends up to a block; true at the end of the file.
     fn read_more(&mut self, text: &mut Vec<u8>) -> Result<bool> {
         let got = (&mut self.input).take(self.block_bytes as u64).read_to_end(text);
+        if !got.as_ref().is_ok_and(|bytes| *bytes == self.block_bytes) {
+            self.watch.iter().try_for_each(|watch| watch.check(&self.path))?;
+        }
         got.map(|bytes| bytes < self.block_bytes).map_err(|source| {
             let path = self.path.to_path_buf();
             match self.format {
@@ -230,7 +272,38 @@ impl Lines {
 }
 
 /// First bytes needed to distinguish the formats.
-const HEAD_BYTES: usize = 6;
+const HEAD_BYTES: usize = 10;
+
+/// What a text in UTF-8 may begin with.
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+
+/// The first bytes of files that hold no rows of text, and what these are.
+const NO_TEXT: [(&[u8], &str); 11] = [
+    (b"PK\x03\x04", "a zip archive"),
+    (b"7z\xbc\xaf\x27\x1c", "a 7z archive"),
+    (b"\x04\x22\x4d\x18", "lz4 data"),
+    (b"\x02\x21\x4c\x18", "lz4 data"),
+    (b"\x1f\x9d", "data of compress"),
+    (b"PAR1\x15", "a Parquet file"),
+    (b"ARROW1\0", "an Arrow file"),
+    (b"\x89HDF", "an HDF5 file"),
+    (b"\xff\xfe", "UTF-16 text"),
+    (b"\xfe\xff", "UTF-16 text"),
+    (b"\0\0\xfe\xff", "UTF-32 text"),
+];
+
+/// Refuses a file of another kind.
+///
+/// # Errors
+/// [`Error::NoText`] names it.
+fn refuse(path: &Path, head: &[u8]) -> Result<()> {
+    let is_bzip2 = matches!(head, [b'B', b'Z', b'h', b'1'..=b'9', 0x31 | 0x17, ..]);
+    let known = NO_TEXT.iter().find(|(bytes, _)| head.starts_with(bytes)).map(|(_, what)| *what);
+    match known.or(is_bzip2.then_some("bzip2 data")) {
+        Some(what) => Err(Error::NoText { path: path.to_path_buf(), what }),
+        None => Ok(()),
+    }
+}
 
 /// The compression of a file by its first bytes; its extension is ignored.
 fn detect(head: &[u8]) -> Option<&'static str> {
@@ -248,7 +321,7 @@ fn decompress(
     input: impl Read + Send + 'static,
 ) -> std::io::Result<Box<dyn Read + Send>> {
     Ok(match format {
-        Some("gzip") => Box::new(flate2::bufread::MultiGzDecoder::new(BufReader::new(input))),
+        Some("gzip") => Box::new(Members { member: Some(GzDecoder::new(BufReader::new(input))) }),
         Some("zstd") => Box::new(zstd::Decoder::new(input)?),
         Some("xz") => {
             let flags = xz2::stream::CONCATENATED;
@@ -259,12 +332,125 @@ fn decompress(
     })
 }
 
+/// The members of a gzip file, with zeros behind them, as blocks of a fixed length leave them.
+struct Members<R> {
+    member: Option<GzDecoder<BufReader<R>>>,
+}
+
+impl<R: Read> Read for Members<R> {
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        while let Some(member) = &mut self.member {
+            let got = member.read(into)?;
+            if got > 0 || into.is_empty() {
+                return Ok(got);
+            }
+            let rest = self.member.take().map(GzDecoder::into_inner);
+            self.member = rest.map(behind_zeros).transpose()?.flatten().map(GzDecoder::new);
+        }
+        Ok(0)
+    }
+}
+
+/// What comes behind zeros, if anything does.
+fn behind_zeros<R: BufRead>(mut rest: R) -> std::io::Result<Option<R>> {
+    loop {
+        let bytes = rest.fill_buf()?;
+        let zeros = bytes.iter().take_while(|byte| **byte == 0).count();
+        let (is_end, is_behind) = (bytes.is_empty(), zeros < bytes.len());
+        rest.consume(zeros);
+        if is_end || is_behind {
+            return Ok(is_behind.then_some(rest));
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+    use std::fs::File;
+    use std::io::Write;
+    use std::time::SystemTime;
+
     use super::*;
+    use crate::data::cut;
     use crate::data::testing::{Folder, gzip, xz, zstd};
+
+    #[test]
+    fn padding_behind_members_is_skipped() {
+        let folder = Folder::new("source-padding");
+        let lines = [(1, b"one\ntwo\n".to_vec())];
+        let padded = |encode: fn(&[u8]) -> Vec<u8>, padding: &[u8]| {
+            [&encode(b"one\n")[..], padding, &encode(b"two\n"), padding].concat()
+        };
+        // A frame of zstd that decoders skip; a multiple of 4 zeros behind streams of xz.
+        let skipped = b"\x50\x2a\x4d\x18\x03\0\0\0abc";
+        for (name, bytes) in [
+            ("gzip", padded(gzip, &[0; 10_000])),
+            ("zstd", padded(zstd, skipped)),
+            ("xz", padded(xz, &[0; 8])),
+        ] {
+            let path = folder.write(name, &bytes);
+            assert_eq!(read(&path, 1000, 100).unwrap(), lines, "{name}");
+        }
+        let path = folder.write("garbage", &[&gzip(b"one\n")[..], &[0; 7], b"x"].concat());
+        let error = read(&path, 1000, 100).unwrap_err().to_string();
+        assert!(error.contains("truncated or damaged gzip"), "{error}");
+    }
+
+    #[test]
+    fn files_of_other_kinds_are_named_and_a_byte_order_mark_is_none() {
+        let folder = Folder::new("source-kinds");
+        for (head, what) in NO_TEXT.into_iter().chain([
+            (&b"BZh91AY&SY"[..], "bzip2 data"),
+            (b"BZh9\x17\x72\x45\x38\x50\x90", "bzip2 data"),
+        ]) {
+            let bytes = [head, b"1 1:1\n"].concat();
+            let path = folder.write("kind", &bytes);
+            let packed = folder.write("kind.gz", &gzip(&bytes));
+            let errors = [
+                read(&path, 1000, 100).unwrap_err(),
+                cut(&[path], 4).unwrap_err(),
+                read(&packed, 1000, 100).unwrap_err(),
+            ];
+            for error in errors {
+                let said = error.to_string();
+                assert!(said.contains(&format!(" is {what}, which is not read")), "{said}");
+            }
+        }
+        let marked = folder.write("marked", b"\xef\xbb\xbf1 1:1\n\xef\xbb\xbf\n");
+        let text = b"1 1:1\n\xef\xbb\xbf\n".to_vec();
+        for block_bytes in [1, 1000] {
+            let joined = read(&marked, block_bytes, 100).unwrap();
+            assert_eq!(joined.into_iter().flat_map(|(_, text)| text).collect::<Vec<u8>>(), text);
+        }
+    }
+
+    /// Goal: a file that changes while it is read is an error with its name. Method: between two
+    /// blocks it is written to; its time of modification was long ago.
+    #[test]
+    fn a_file_that_changes_meanwhile_is_named() {
+        let folder = Folder::new("source-changes");
+        let text = b"1 1:1\n".repeat(10_000);
+        for (name, bytes) in [("plain", text.clone()), ("gzip", gzip(&text))] {
+            let path = folder.write(name, &bytes);
+            File::options()
+                .append(true)
+                .open(&path)
+                .unwrap()
+                .set_modified(SystemTime::UNIX_EPOCH)
+                .unwrap();
+            for _ in 0..2 {
+                assert_eq!(Lines::open(&path).unwrap().next_lines().unwrap().unwrap().0, 1);
+            }
+            let mut lines = Lines { block_bytes: 100, ..Lines::open(&path).unwrap() };
+            lines.next_lines().unwrap();
+            File::options().append(true).open(&path).unwrap().write_all(b"\0").unwrap();
+            let ended = std::iter::from_fn(|| lines.next_lines().transpose()).find_map(Result::err);
+            let said = ended.unwrap().to_string();
+            assert!(said.contains(&format!("{name} has changed while it was read")), "{said}");
+        }
+    }
 
     /// All lines of a file read in blocks of `block_bytes`, as (first line, text).
     fn read(path: &Path, block_bytes: usize, line_bytes_max: usize) -> Result<Vec<(u64, Vec<u8>)>> {

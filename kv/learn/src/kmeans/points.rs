@@ -2,21 +2,17 @@
 //! whatever the number of its workers.
 
 use std::collections::HashMap;
-use std::io::{BufReader, Read};
+use std::io::Read;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use flate2::read::MultiGzDecoder;
-
-use crate::data::{self, Examples, Input, Labels, Shard, check_shared};
+use crate::data::source::Unpacked;
+use crate::data::{self, Examples, Labels, Shard, check_shared};
 use crate::{Error, Result};
 
 /// First bytes of a file of images in the IDX format: bytes, in three dimensions.
 const IDX_IMAGES: [u8; 4] = [0, 0, 8, 3];
-
-/// First bytes of a compressed file.
-const GZIP: [u8; 2] = [0x1f, 0x8b];
 
 /// Most bytes of images in a file.
 const IMAGE_BYTES_MAX: u64 = 1 << 32;
@@ -37,7 +33,7 @@ pub struct Points {
 }
 
 impl Points {
-    /// Reads files of images (IDX, as MNIST's, plain or `.gz`), or of text as
+    /// Reads files of images (IDX, as MNIST's), or of text as
     /// [`data::read`] does, with any labels.
     ///
     /// # Errors
@@ -133,13 +129,7 @@ fn wrong(file: &Path, reason: String) -> Error {
 /// Reads a file of images; `None` if it is something else.
 fn images(file: &Path) -> Result<Option<Images>> {
     let failed = |source| Error::Read { path: file.to_owned(), source };
-    let open = || Input::open(file);
-    let mut first = Vec::new();
-    open()?.take(2).read_to_end(&mut first).map_err(failed)?;
-    let mut reader: Box<dyn Read> = match first == GZIP {
-        true => Box::new(MultiGzDecoder::new(BufReader::new(open()?))),
-        false => Box::new(BufReader::new(open()?)),
-    };
+    let mut reader = Unpacked::open(file)?.input;
     let mut header = Vec::new();
     reader.by_ref().take(16).read_to_end(&mut header).map_err(failed)?;
     let Some((magic, sizes)) = header.split_first_chunk::<4>() else { return Ok(None) };
