@@ -30,6 +30,15 @@ impl Jobs {
         self.scheduler.jobs()
     }
 
+    /// Why the scheduler takes no changes now, if that is so: there is no room for its state. What
+    /// drivers and nodes ask meanwhile waits until there is.
+    ///
+    /// # Errors
+    /// [`crate::Error::NodeLost`].
+    pub fn paused(&mut self) -> Result<Option<String>> {
+        self.scheduler.paused()
+    }
+
     /// Ends the job of another driver. Its driver's calls fail with [`crate::Error::Cancelled`],
     /// and so do the waits of its tasks. Returns when no worker runs anything of it, and its tables
     /// are dropped.

@@ -32,6 +32,10 @@ const ASK: u8 = 0;
 const ANSWER: u8 = 1;
 const REFUSE: u8 = 2;
 const RESUME: u8 = 3;
+const GONE: u8 = 4;
+
+/// Bytes before each message and in each acknowledgement: the state from which it follows.
+const STAMP_BYTES: usize = 16;
 
 /// Settings of a job with a secret, whose nodes are soon counted as lost.
 fn config(servers: usize, workers: usize) -> ClusterConfig {
@@ -56,8 +60,12 @@ enum Heard {
 struct Lane {
     endpoint: Endpoint,
     scheduler: PeerId,
+    /// The cluster that the scheduler has proved to belong to.
+    cluster: u64,
     said: u64,
     asked: u64,
+    /// The state of the scheduler that this has heard of.
+    stamp: [u8; STAMP_BYTES],
 }
 
 impl Lane {
@@ -66,13 +74,14 @@ impl Lane {
         let van = VanConfig { identity, accepts: false, ..node.van_config(0) };
         let mut endpoint = Endpoint::new(open(Van::Tcp, &van).unwrap(), 0, van.credits);
         let peer = endpoint.connect(scheduler.address()).unwrap();
-        let mut lane = Lane { endpoint, scheduler: peer, said: 0, asked: 0 };
-        lane.hear(|arrival, message| match (arrival, message) {
-            (Arrival::Connected { .. }, _) => Some(true),
-            (Arrival::Lost { .. }, _) => Some(false),
+        let stamp = [0; STAMP_BYTES];
+        let mut lane = Lane { endpoint, scheduler: peer, cluster: 0, said: 0, asked: 0, stamp };
+        lane.cluster = lane.hear(|arrival, message| match (arrival, message) {
+            (Arrival::Connected { hello, .. }, _) => Some(Some(hello.incarnation.get())),
+            (Arrival::Lost { .. }, _) => Some(None),
             _ => None,
-        })
-        .then_some(lane)
+        })?;
+        Some(lane)
     }
 
     fn hear<T>(&mut self, is_it: impl Fn(&Arrival, Option<&Message>) -> Option<T>) -> T {
@@ -83,7 +92,8 @@ impl Lane {
                 let message = self.endpoint.pop();
                 let said = message.as_ref().filter(|message| message.kind() == Kind::Request);
                 if let Some(said) = said {
-                    self.endpoint.lanes.answer(self.scheduler, said.timestamp()).unwrap();
+                    let (to, number) = (self.scheduler, said.timestamp());
+                    self.endpoint.lanes.reply(to, 0, number, &self.stamp).unwrap();
                 }
                 if let Some(it) = is_it(&arrival, message.as_ref()) {
                     return it;
@@ -102,8 +112,8 @@ impl Lane {
 
     /// Says something that has this number in its session.
     fn say_as(&mut self, speech: u8, (number, of): (u64, u64), what: &Value) {
-        let text = what.to_string();
-        let values = Values::Copied(text.as_bytes());
+        let text = [&self.stamp[..], what.to_string().as_bytes()].concat();
+        let values = Values::Copied(&text);
         let message = Draft::new(Kind::Request);
         self.post(Draft { op: speech, timestamp: number, clock: of, values, ..message });
     }
@@ -131,7 +141,7 @@ impl Lane {
             (_, Some(message))
                 if is_said(message, &[ANSWER, REFUSE]) && message.clock() == asked =>
             {
-                let text = String::from_utf8_lossy(message.values()).into_owned();
+                let text = said(message);
                 Some(match message.op() {
                     REFUSE => Heard::Refused(text),
                     _ => Heard::Answer(serde_json::from_str(&text).unwrap()),
@@ -154,6 +164,11 @@ impl Lane {
 /// Whether a message is said in a session, and one of these.
 fn is_said(message: &Message, speeches: &[u8]) -> bool {
     message.kind() == Kind::Request && speeches.contains(&message.op())
+}
+
+/// The text of a message.
+fn said(message: &Message) -> String {
+    String::from_utf8_lossy(&message.values()[STAMP_BYTES..]).into_owned()
 }
 
 /// The identity of a node that was just started.
@@ -200,7 +215,7 @@ fn lost_servers(lane: &mut Lane) -> Vec<u64> {
     lane.hear(|arrival, message| match (arrival, message) {
         (Arrival::Lost { error, .. }, _) => panic!("{error}"),
         (_, Some(message)) if is_said(message, &[ASK]) => {
-            let order: Value = serde_json::from_slice(message.values()).unwrap();
+            let order: Value = serde_json::from_str(&said(message)).unwrap();
             serde_json::from_value(order["LostServers"].clone()).ok()
         }
         _ => None,
@@ -346,7 +361,8 @@ fn what_is_asked_too_early_or_makes_no_sense_closes_the_lane() {
         speech(ASK, 2),
         speech(ASK, u64::MAX),
         speech(RESUME, 1),
-        Draft { values: Values::Copied(b"\xff"), ..speech(ASK, 1) },
+        Draft { values: Values::Copied(&[0xff; STAMP_BYTES + 1]), ..speech(ASK, 1) },
+        Draft { values: Values::Copied(b"\"no stamp\""), ..speech(ASK, 1) },
         Draft::new(Kind::Reply),
         Draft::new(Kind::Failure),
     ];
@@ -382,16 +398,14 @@ fn a_session_is_resumed_by_its_node_alone() {
     let (mut scheduler, config, mut lanes) = complete(2);
     let resume = |identity: Identity| {
         let mut lane = Lane::open(&scheduler, &config.node, identity).unwrap();
-        lane.say_as(RESUME, (0, 0), &json!(false));
+        lane.say_as(RESUME, (0, 0), &json!({ "cluster": lane.cluster, "is_unheard": false }));
         lane
     };
     for stranger in [node(WORKER, Some(0)), node(GUEST, None)] {
         let mut stranger = resume(stranger);
         stranger.begin(&json!("nonsense")); // it does not wait
         let why = stranger.hear(|arrival, message| match (arrival, message) {
-            (_, Some(message)) if is_said(message, &[4]) => {
-                Some(String::from_utf8_lossy(message.values()).into_owned())
-            }
+            (_, Some(message)) if is_said(message, &[GONE]) => Some(said(message)),
             (Arrival::Lost { .. }, _) => panic!("it is not told why"),
             _ => None,
         });
@@ -399,7 +413,7 @@ fn a_session_is_resumed_by_its_node_alone() {
     }
     // One of which nothing was acknowledged begins, whatever became of the scheduler before.
     let mut driver = Lane::open(&scheduler, &config.node, node(GUEST, None)).unwrap();
-    driver.say_as(RESUME, (0, 0), &json!(true));
+    driver.say_as(RESUME, (0, 0), &json!({ "cluster": 0, "is_unheard": true }));
     assert_eq!(driver.ask(&json!({ "Begin": { "job": "a job" } })), Heard::Answer(Value::Null));
     drop(driver);
     // A node goes on where it was, on the new lane; the old one is closed.

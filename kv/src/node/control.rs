@@ -302,6 +302,9 @@ pub(crate) enum Command {
     /// Which jobs there are. Answered at once with a list of [`JobStatus`]. A driver needs no job
     /// of its own to ask.
     Jobs,
+    /// Answered at once with the reason why the scheduler takes no changes now, if there is one. A
+    /// driver needs no job of its own to ask.
+    Paused,
     /// Ends the job of another driver. Answered once all workers have forgotten it; refused if
     /// there is no such job. A driver needs no job of its own to ask.
     Cancel { job: String },

@@ -8,7 +8,7 @@ use caravan_van::Gauge;
 
 use super::backend::is_simulated;
 use super::control::{Ask, Pulse, Role};
-use super::lane::{self, Heard, SchedulerLane};
+use super::lane::{self, Heard, Home, SchedulerLane};
 use super::members::HEARTBEATS;
 use super::thread::NodeThread;
 use super::vitals::Vitals;
@@ -41,11 +41,11 @@ pub(super) fn has_own(own_process: bool) -> bool {
 pub(super) fn start(
     config: NodeConfig,
     (role, rank): (Role, usize),
-    away_max: Duration,
+    home: Home,
     gauges: Vec<Gauge>,
 ) -> Result<()> {
     let beats = move || {
-        let (why, grace) = match beat_on(&config, away_max, &gauges) {
+        let (why, grace) = match beat_on(&config, home, &gauges) {
             Ok(why) => (why, GRACE_AT_END),
             Err(error) => (error.to_string(), GRACE),
         };
@@ -79,16 +79,17 @@ fn end_process(node: &str, why: &str, grace: Duration) {
 }
 
 /// Sends heartbeats until the cluster has ended; returns the reason of the end. A scheduler that
-/// stays away for up to `away_max` is called again.
+/// stays away is called again, as long as it may.
 ///
 /// # Errors
 /// [`Error::NodeLost`] for the scheduler; [`Error::Timeout`] if it does not come back.
-fn beat_on(config: &NodeConfig, away_max: Duration, gauges: &[Gauge]) -> Result<String> {
+fn beat_on(config: &NodeConfig, home: Home, gauges: &[Gauge]) -> Result<String> {
+    let Home { cluster, away_max } = home;
     let mut refused = 0;
     let mut config = config.clone();
     loop {
         let mut answered = None;
-        let outcome = beat(&config, gauges, &mut answered);
+        let outcome = beat(&config, cluster, gauges, &mut answered);
         refused = if answered.is_some() { 0 } else { refused + 1 };
         let comes_back = !away_max.is_zero() && answered.is_none_or(|pulse| !pulse.is_lost);
         match outcome {
@@ -101,12 +102,18 @@ fn beat_on(config: &NodeConfig, away_max: Duration, gauges: &[Gauge]) -> Result<
     }
 }
 
-/// Sends heartbeats over one lane; enters the last answer.
-fn beat(config: &NodeConfig, gauges: &[Gauge], last: &mut Option<Pulse>) -> Result<String> {
+/// Sends heartbeats over one lane to the scheduler of this cluster; enters the last answer.
+fn beat(
+    config: &NodeConfig,
+    cluster: u64,
+    gauges: &[Gauge],
+    last: &mut Option<Pulse>,
+) -> Result<String> {
     // So little is sent that the kernel of a stopped scheduler acknowledges all of it: only that of
     // a dead host is silent.
     let silence_max = config.heartbeat * HEARTBEATS;
-    let mut lane = SchedulerLane::connect(lane::open(config, silence_max)?, config)?;
+    let endpoint = lane::open(config, silence_max)?;
+    let mut lane = SchedulerLane::connect(endpoint, config, Some(cluster))?;
     let mut answered = lane.now();
     let mut warned = false;
     loop {

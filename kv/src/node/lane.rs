@@ -4,12 +4,13 @@
 use std::io;
 use std::time::Duration;
 
+use caravan_van::wire::Hello;
 use caravan_van::{Arrival, Endpoint, Message, PeerId, VanConfig, Wait};
 use serde::Serialize;
 
 use super::backend;
 use super::control::{self, CREDITS, Order};
-use super::session::{self, Incoming, Said, Session, Speech};
+use super::session::{self, Incoming, Resume, Said, Session, Speech};
 use crate::config::NodeConfig;
 use crate::error::{Error, Result, with_sources};
 
@@ -21,6 +22,19 @@ const RETRY: Duration = Duration::from_millis(100);
 
 /// Time between two warnings of an attempt.
 const WARN_EVERY: Duration = Duration::from_secs(5);
+
+/// Why a node stays away from a scheduler.
+const OTHER_CLUSTER: &str = "the scheduler there keeps the state of another cluster, or has none: \
+                             start it with the state of this one";
+
+/// The scheduler that a node belongs to.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Home {
+    /// Identity of its cluster, which the incarnation in its hello is.
+    pub(crate) cluster: u64,
+    /// How long it may stay away; zero if it does not come back.
+    pub(crate) away_max: Duration,
+}
 
 /// What the scheduler says on a lane.
 #[derive(Debug)]
@@ -44,8 +58,7 @@ pub(crate) struct SchedulerLane {
     asked: u64,
     /// Why it is lost.
     closed: Option<String>,
-    /// How long the scheduler may stay away.
-    away_max: Duration,
+    home: Home,
     /// Set while it is.
     away: Option<Away>,
 }
@@ -66,41 +79,44 @@ impl SchedulerLane {
     /// [`Error::Timeout`] names the scheduler's address and the number of attempts;
     /// [`Error::NodeLost`] if it has refused a node that its process has launched.
     pub(crate) fn reach(config: &NodeConfig) -> Result<SchedulerLane> {
-        Self::connect(open(config, VanConfig::SILENCE_MAX)?, config)
+        Self::connect(open(config, VanConfig::SILENCE_MAX)?, config, None)
     }
 
-    /// As [`SchedulerLane::reach`], over an endpoint that [`open`] has made.
+    /// As [`SchedulerLane::reach`], over an endpoint that [`open`] has made. If a cluster is given,
+    /// only its scheduler will do.
     ///
     /// # Errors
     /// As [`SchedulerLane::reach`].
-    pub(crate) fn connect(mut endpoint: Endpoint, config: &NodeConfig) -> Result<SchedulerLane> {
+    pub(crate) fn connect(
+        mut endpoint: Endpoint,
+        config: &NodeConfig,
+        cluster: Option<u64>,
+    ) -> Result<SchedulerLane> {
         let began = endpoint.lanes.now();
         let mut warned = began;
         let mut attempts = 0;
         loop {
             attempts += 1;
-            let why = match endpoint.connect(&config.scheduler) {
-                Ok(peer) => match greeted(&mut endpoint, peer, config.join_timeout)? {
-                    Ok(()) => {
-                        let address = config.scheduler.clone();
-                        return Ok(SchedulerLane {
-                            endpoint,
-                            peer,
-                            address,
-                            session: Session::default(),
-                            asked: 0,
-                            closed: None,
-                            away_max: Duration::ZERO,
-                            away: None,
-                        });
-                    }
-                    Err(why) => why,
-                },
-                Err(why) => why,
+            let found = match endpoint.connect(&config.scheduler) {
+                Ok(peer) => greeted(&mut endpoint, peer, config.join_timeout)?,
+                Err(why) => Err(why),
             };
-            // The scheduler was there before a node that it has launched, so its refusal is final.
-            let is_final = config.launched && (is_refused(&why) || why.is_refusal());
-            let why = with_sources(&why);
+            let (is_final, why) = match found {
+                Ok((peer, found)) if cluster.is_none_or(|it| it == found) => {
+                    let home = Home { cluster: found, away_max: Duration::ZERO };
+                    return Ok(SchedulerLane::of(endpoint, peer, config, home));
+                }
+                Ok((peer, _)) => {
+                    endpoint.disconnect(peer);
+                    (false, OTHER_CLUSTER.to_owned())
+                }
+                // The scheduler was there before a node that it has launched, so its refusal is
+                // final.
+                Err(why) => {
+                    let is_final = config.launched && (is_refused(&why) || why.is_refusal());
+                    (is_final, with_sources(&why))
+                }
+            };
             if is_final {
                 let node = format!("the scheduler at {}", config.scheduler);
                 let reason = format!("this node cannot join it: {why}");
@@ -132,6 +148,24 @@ impl SchedulerLane {
         }
     }
 
+    fn of(endpoint: Endpoint, peer: PeerId, config: &NodeConfig, home: Home) -> SchedulerLane {
+        SchedulerLane {
+            endpoint,
+            peer,
+            address: config.scheduler.clone(),
+            session: Session::default(),
+            asked: 0,
+            closed: None,
+            home,
+            away: None,
+        }
+    }
+
+    /// The scheduler at the other end.
+    pub(crate) fn home(&self) -> Home {
+        self.home
+    }
+
     /// The scheduler's address.
     pub(crate) fn address(&self) -> &str {
         &self.address
@@ -145,7 +179,7 @@ impl SchedulerLane {
     /// Lets the scheduler stay away for this long before the lane counts as lost: it keeps its
     /// state, and will come back.
     pub(crate) fn outlast(&mut self, away_max: Duration) {
-        self.away_max = away_max;
+        self.home.away_max = away_max;
     }
 
     /// Whether another request can be made now.
@@ -181,9 +215,10 @@ impl SchedulerLane {
         if self.away.is_some() || !self.session.has_unsent() {
             return Ok(());
         }
-        match self.session.send(&mut self.endpoint, self.peer) {
+        let stamp = self.session.stamp();
+        match self.session.send(&mut self.endpoint, self.peer, stamp) {
             // The loss of the lane is still to be heard.
-            Err(_) if !self.away_max.is_zero() => Ok(()),
+            Err(_) if !self.home.away_max.is_zero() => Ok(()),
             sent => sent,
         }
     }
@@ -197,7 +232,7 @@ impl SchedulerLane {
             while let Some(arrival) = self.endpoint.take() {
                 match arrival {
                     Arrival::Placed { .. } => {} // this node makes no offers
-                    Arrival::Connected { peer, hello } => self.return_to(peer, hello.role),
+                    Arrival::Connected { peer, hello } => self.return_to(peer, &hello),
                     Arrival::Lost { peer, error } => self.lose(peer, with_sources(&error)),
                     Arrival::Message { peer } => {
                         let Some(message) = self.endpoint.pop() else { continue };
@@ -231,7 +266,8 @@ impl SchedulerLane {
             }
         };
         // A lane that is lost meanwhile tells so itself.
-        let _ = self.endpoint.lanes.answer(self.peer, number);
+        let stamp = self.session.stamp();
+        let _ = session::acknowledge(&mut self.endpoint, self.peer, stamp, number);
         let Some(Said { speech, of, text }) = said else { return Ok(None) };
         Ok(match speech {
             Speech::Ask => Some(Heard::Order { number: of, order: serde_json::from_str(&text)? }),
@@ -252,13 +288,15 @@ impl SchedulerLane {
             Some(away) if away.calls == Some(peer) => {
                 (away.calls, away.next) = (None, now + RETRY);
             }
-            None if peer == self.peer && self.closed.is_none() => match self.away_max.is_zero() {
-                true => self.closed = Some(why),
-                false => {
-                    tracing::warn!(scheduler = self.address, why, "the scheduler is away");
-                    self.away = Some(Away { since: now, why, calls: None, next: now });
+            None if peer == self.peer && self.closed.is_none() => {
+                match self.home.away_max.is_zero() {
+                    true => self.closed = Some(why),
+                    false => {
+                        tracing::warn!(scheduler = self.address, why, "the scheduler is away");
+                        self.away = Some(Away { since: now, why, calls: None, next: now });
+                    }
                 }
-            },
+            }
             _ => {}
         }
     }
@@ -267,9 +305,9 @@ impl SchedulerLane {
     fn call_again(&mut self) {
         let now = self.now();
         let Some(away) = &mut self.away else { return };
-        if now.saturating_sub(away.since) > self.away_max {
+        if now.saturating_sub(away.since) > self.home.away_max {
             let Away { why, calls, .. } = away;
-            let seconds = self.away_max.as_secs_f64();
+            let seconds = self.home.away_max.as_secs_f64();
             let why = format!(
                 "{why}; it did not come back within {seconds:.1} s (CARAVAN_SCHEDULER_AWAY_S)"
             );
@@ -283,22 +321,33 @@ impl SchedulerLane {
         }
     }
 
-    /// Goes on with the session on a lane that is up, if it is the awaited one.
-    fn return_to(&mut self, peer: PeerId, role: u8) {
-        if self.away.as_ref().is_none_or(|away| away.calls != Some(peer)) {
-            return;
-        }
-        if role != control::SCHEDULER {
+    /// Goes on with the session on a lane that is up, if it is the awaited one. A scheduler of
+    /// another cluster is told so, and closes the lane; the right one may still come.
+    fn return_to(&mut self, peer: PeerId, hello: &Hello) {
+        let now = self.now();
+        let Some(away) = self.away.as_mut().filter(|away| away.calls == Some(peer)) else { return };
+        if hello.role != control::SCHEDULER {
             self.endpoint.disconnect(peer);
             return self.lose(peer, String::new());
         }
-        let away = self.now() - self.away.take().map_or(Duration::ZERO, |away| away.since);
-        tracing::info!(scheduler = self.address, ?away, "the scheduler is back");
-        self.peer = peer;
-        self.session.begin_lane();
-        let is_unheard = self.session.is_unheard().to_string();
+        let found = hello.incarnation.get();
+        let is_unheard = self.session.is_unheard();
+        let resume = Resume { cluster: self.home.cluster, is_unheard };
+        if found == self.home.cluster || is_unheard {
+            let away = now - away.since;
+            tracing::info!(scheduler = self.address, ?away, "the scheduler is back");
+            self.away = None;
+            self.home.cluster = found;
+            self.peer = peer;
+            self.session.begin_lane();
+        } else if away.why != OTHER_CLUSTER {
+            tracing::warn!(scheduler = self.address, "{OTHER_CLUSTER}");
+            OTHER_CLUSTER.clone_into(&mut away.why);
+        }
+        let Ok(resume) = serde_json::to_string(&resume) else { return };
         // A lane that is lost meanwhile tells so itself.
-        let _ = session::post_apart(&mut self.endpoint, peer, Speech::Resume, &is_unheard);
+        let stamp = self.session.stamp();
+        let _ = session::post_apart(&mut self.endpoint, peer, stamp, Speech::Resume, &resume);
     }
 
     /// Sleeps until there may be something to hear, or `timeout` has passed.
@@ -347,12 +396,13 @@ fn is_refused(error: &caravan_van::Error) -> bool {
     kind == io::ErrorKind::ConnectionRefused
 }
 
-/// Waits for the scheduler's hello; the inner error says why none came.
+/// Waits for the scheduler's hello; returns its lane and its cluster. The inner error says why none
+/// came.
 fn greeted(
     endpoint: &mut Endpoint,
     peer: PeerId,
     timeout: Duration,
-) -> Result<Result<(), caravan_van::Error>> {
+) -> Result<Result<(PeerId, u64), caravan_van::Error>> {
     let began = endpoint.lanes.now();
     while endpoint.lanes.now() - began < timeout {
         endpoint.poll()?;
@@ -360,7 +410,7 @@ fn greeted(
             match arrival {
                 Arrival::Connected { peer: up, hello } if up == peer => {
                     return match hello.role {
-                        control::SCHEDULER => Ok(Ok(())),
+                        control::SCHEDULER => Ok(Ok((peer, hello.incarnation.get()))),
                         _ => Err(Error::Config(
                             "CARAVAN_SCHEDULER is the address of another node of this job"
                                 .to_owned(),

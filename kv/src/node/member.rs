@@ -8,7 +8,7 @@ use super::control::{
     Target, is_within,
 };
 use super::desk::{AtDesk, Desk};
-use super::lane::{Heard, SchedulerLane};
+use super::lane::{Heard, Home, SchedulerLane};
 use crate::config::NodeConfig;
 use crate::error::{Error, Result};
 use crate::worker::News;
@@ -120,6 +120,11 @@ impl Member {
     /// The cluster's nodes.
     pub fn roster(&self) -> &Roster {
         &self.roster
+    }
+
+    /// Its scheduler.
+    pub(crate) fn home(&self) -> Home {
+        self.lane.home()
     }
 
     /// Waits for the next task; `None` when the job is over, or when `goes_on` returns false

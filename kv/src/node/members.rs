@@ -63,6 +63,12 @@ pub(crate) enum Violation {
     /// A lane without any request.
     #[error("it made no request for {:.1} s", .0.as_secs_f64())]
     Silent(Duration),
+    /// A node that belongs to another cluster than this scheduler.
+    #[error(
+        "a node of another cluster calls, which this scheduler does not know: if that cluster is to \
+         go on, start its scheduler with its state"
+    )]
+    OtherCluster,
     /// A command of a driver that has not named its job, or has one already.
     #[error("a driver from outside names its job once, before anything else")]
     Job,
@@ -184,9 +190,11 @@ impl Members {
     }
 
     /// Goes on at time `now` with the members of a scheduler that is no more. Each has as long to
-    /// come back as it may be silent.
+    /// come back as it may be silent. The start counts as a heartbeat, so that time passes however
+    /// short a scheduler lives.
     pub(crate) fn come_back(&mut self, now: Duration) {
         self.looked = now;
+        self.listened += self.heartbeat;
         self.due = self.listened;
         self.lanes.retain(|_, lane| matches!(lane.used, Used::Member(_)));
         let seen = self.listened + self.patience();
@@ -198,6 +206,11 @@ impl Members {
     pub(crate) fn listen(&mut self, now: Duration) {
         self.listened += now.saturating_sub(self.looked).min(self.heartbeat);
         self.looked = now;
+    }
+
+    /// How long schedulers have listened so far.
+    pub(crate) fn listened(&self) -> Duration {
+        self.listened
     }
 
     /// Adds a lane with the identity it has proved.
@@ -592,7 +605,8 @@ impl Members {
         self.iter().filter(is_there).map(state).collect()
     }
 
-    fn patience(&self) -> Duration {
+    /// How long a node may be silent.
+    pub(crate) fn patience(&self) -> Duration {
         self.heartbeat * HEARTBEATS
     }
 

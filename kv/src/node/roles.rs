@@ -240,7 +240,7 @@ pub fn run_worker(
     let gauge = Gauge::default();
     if beats {
         let seat = (Role::Worker, roster.rank);
-        heartbeat::start(config.clone(), seat, roster.away_max, vec![gauge.clone()])?;
+        heartbeat::start(config.clone(), seat, member.home(), vec![gauge.clone()])?;
     }
     let member = Rc::new(RefCell::new(member));
     let watched = member.clone();
@@ -537,7 +537,7 @@ fn serve_until_end(
     if beats {
         let gauges = started.iter().map(|it| it.gauge.clone()).collect();
         let seat = (Role::Server, roster.rank);
-        heartbeat::start(ranked(config, &roster), seat, roster.away_max, gauges)?;
+        heartbeat::start(ranked(config, &roster), seat, member.home(), gauges)?;
     }
     for (index, it) in started.iter().enumerate() {
         let _ = it.place.send(Place {

@@ -161,7 +161,7 @@ impl Scheduler {
         config.node.scheduler = address;
         // The thread was there before, so where nothing listens it has ended, and says why.
         let node = NodeConfig { scheduler: config.node.scheduler.clone(), launched: true, ..node };
-        let lane = match SchedulerLane::connect(endpoint, &node) {
+        let lane = match SchedulerLane::connect(endpoint, &node, None) {
             Ok(lane) => lane,
             Err(error) => {
                 serving.end()?;
@@ -210,6 +210,14 @@ impl Scheduler {
     /// [`Error::NodeLost`].
     pub(crate) fn jobs(&mut self) -> Result<Vec<JobStatus>> {
         self.ask(&Command::Jobs)
+    }
+
+    /// Why no changes are taken now, if that is so.
+    ///
+    /// # Errors
+    /// [`Error::NodeLost`].
+    pub(crate) fn paused(&mut self) -> Result<Option<String>> {
+        self.ask(&Command::Paused)
     }
 
     /// Ends the job of another driver, and waits until all workers have forgotten it.

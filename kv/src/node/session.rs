@@ -28,8 +28,7 @@ pub(super) enum Speech {
     Answer,
     /// Why there is no answer.
     Refuse,
-    /// The first message on a lane that goes on with the session of an earlier one. It says whether
-    /// neither side has heard anything in that: then it begins, where nobody knows it.
+    /// The first message on a lane that goes on with the session of an earlier one: a [`Resume`].
     Resume,
     /// There is no session that could be resumed, for the reason in it.
     Gone,
@@ -38,6 +37,47 @@ pub(super) enum Speech {
 impl Speech {
     const ALL: [Speech; 5] =
         [Speech::Ask, Speech::Answer, Speech::Refuse, Speech::Resume, Speech::Gone];
+}
+
+/// What a node says that goes on with a session.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Resume {
+    /// The cluster that it belongs to.
+    pub(super) cluster: u64,
+    /// Whether neither side has heard anything in the session: then it begins, where nobody knows
+    /// it.
+    pub(super) is_unheard: bool,
+}
+
+/// The saved state of a scheduler from which something follows that is said. The scheduler writes
+/// its own before each message and into each acknowledgement, and a node the last that it has heard
+/// of: so a scheduler that comes back finds out whether it has an older one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Stamp {
+    /// The scheduler's process, which has drawn this number.
+    pub(crate) run: u64,
+    /// The number of the state; 0 before one is saved.
+    pub(crate) number: u64,
+}
+
+impl Stamp {
+    /// Its length.
+    const BYTES: usize = 16;
+
+    fn to_bytes(self) -> [u8; Stamp::BYTES] {
+        let mut bytes = [0; Stamp::BYTES];
+        bytes[..8].copy_from_slice(&self.run.to_le_bytes());
+        bytes[8..].copy_from_slice(&self.number.to_le_bytes());
+        bytes
+    }
+
+    /// The stamp of a message, and what follows it; nothing if the message is too short.
+    fn split(bytes: &[u8]) -> Option<(Stamp, &[u8])> {
+        let (run, bytes) = bytes.split_first_chunk()?;
+        let (number, rest) = bytes.split_first_chunk()?;
+        let stamp = Stamp { run: u64::from_le_bytes(*run), number: u64::from_le_bytes(*number) };
+        Some((stamp, rest))
+    }
 }
 
 /// Why nothing more is heard on a lane.
@@ -52,6 +92,9 @@ pub(crate) enum Misheard {
     /// It is no text.
     #[error("message {number} is no text")]
     NoText { number: u64 },
+    /// It is too short.
+    #[error("message {number} does not say from which state of the scheduler it follows")]
+    NoStamp { number: u64 },
 }
 
 /// A message that was heard.
@@ -106,6 +149,9 @@ pub(super) struct Session {
     /// How many of these went over the present lane.
     #[serde(skip)]
     sent: usize,
+    /// The stamp of what was heard last.
+    #[serde(skip)]
+    stamp: Stamp,
 }
 
 impl Session {
@@ -135,6 +181,11 @@ impl Session {
         self.heard == 0 && self.said == self.unacknowledged.len() as u64
     }
 
+    /// The state that the other side has named last.
+    pub(super) fn stamp(&self) -> Stamp {
+        self.stamp
+    }
+
     /// Number of messages that the other side has not acknowledged.
     pub(super) fn unacknowledged(&self) -> usize {
         self.unacknowledged.len()
@@ -150,16 +201,21 @@ impl Session {
         self.sent = 0;
     }
 
-    /// Sends what waits, as far as the lane has room.
+    /// Sends what waits, as far as the lane has room. It follows from the state `stamp`.
     ///
     /// # Errors
     /// Those of the van.
-    pub(super) fn send(&mut self, endpoint: &mut Endpoint, peer: PeerId) -> Result<()> {
+    pub(super) fn send(
+        &mut self,
+        endpoint: &mut Endpoint,
+        peer: PeerId,
+        stamp: Stamp,
+    ) -> Result<()> {
         while let Some(next) = self.unacknowledged.get(self.sent)
             && endpoint.lanes.credits(peer) > 0
         {
             let Unacknowledged { number, speech, of, text } = next;
-            post(endpoint, peer, *speech, (*number, *of), text)?;
+            post(endpoint, peer, stamp, *speech, (*number, *of), text)?;
             self.sent += 1;
         }
         Ok(())
@@ -172,6 +228,9 @@ impl Session {
     pub(super) fn take_in(&mut self, message: &Message) -> Result<Incoming, Misheard> {
         let number = message.timestamp();
         let (kind, op) = (message.kind(), message.op());
+        let split = Stamp::split(message.values());
+        let (stamp, text) = split.ok_or(Misheard::NoStamp { number })?;
+        self.stamp = stamp;
         match (kind, Speech::ALL.get(usize::from(op))) {
             (Kind::Reply, _) => {
                 while self.unacknowledged.front().is_some_and(|it| it.number <= number) {
@@ -190,7 +249,7 @@ impl Session {
                 if number != if is_of_it { last + 1 } else { 0 } {
                     return Err(Misheard::Gap { number, last });
                 }
-                let text = std::str::from_utf8(message.values());
+                let text = std::str::from_utf8(text);
                 let text = text.map_err(|_| Misheard::NoText { number })?.to_owned();
                 self.heard = last.max(number);
                 Ok(Incoming::New { number, said: Said { speech, of: message.clock(), text } })
@@ -200,6 +259,19 @@ impl Session {
     }
 }
 
+/// Acknowledges the message of this number, in the state `stamp`.
+///
+/// # Errors
+/// Those of the van.
+pub(super) fn acknowledge(
+    endpoint: &mut Endpoint,
+    peer: PeerId,
+    stamp: Stamp,
+    number: u64,
+) -> Result<()> {
+    Ok(endpoint.lanes.reply(peer, 0, number, &stamp.to_bytes())?)
+}
+
 /// Sends a message that belongs to no session: it begins or ends one.
 ///
 /// # Errors
@@ -207,24 +279,30 @@ impl Session {
 pub(super) fn post_apart(
     endpoint: &mut Endpoint,
     peer: PeerId,
+    stamp: Stamp,
     speech: Speech,
     text: &str,
 ) -> Result<()> {
-    post(endpoint, peer, speech, (0, 0), text)
+    post(endpoint, peer, stamp, speech, (0, 0), text)
 }
 
 fn post(
     endpoint: &mut Endpoint,
     peer: PeerId,
+    stamp: Stamp,
     speech: Speech,
     (number, of): (u64, u64),
     text: &str,
 ) -> Result<()> {
+    let mut write = |place: &mut [u8]| {
+        place[..Stamp::BYTES].copy_from_slice(&stamp.to_bytes());
+        place[Stamp::BYTES..].copy_from_slice(text.as_bytes());
+    };
     let draft = Draft {
         op: speech as u8,
         timestamp: number,
         clock: of,
-        values: Values::Copied(text.as_bytes()),
+        values: Values::Written(Stamp::BYTES + text.len(), &mut write),
         ..Draft::new(Kind::Request)
     };
     Ok(endpoint.lanes.post(peer, draft, &mut Coding::plain())?)

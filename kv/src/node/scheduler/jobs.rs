@@ -42,6 +42,8 @@ pub(super) struct Driver {
     /// The tasks of which it asks which is done first.
     first: Option<(u64, Vec<u64>)>,
     pub(super) watches: Option<Watch>,
+    /// Since when a scheduler that has come back waits for it, in time listened.
+    awaited: Option<Duration>,
 }
 
 impl Driver {
@@ -103,6 +105,34 @@ pub(super) struct Submission {
 }
 
 impl Jobs {
+    /// Waits for the drivers whose sessions outlast the scheduler, as long as earlier ones have not.
+    /// The others do not come back.
+    pub(super) fn await_drivers(&mut self, plane: &Plane) {
+        self.drivers.retain(|session, _| plane.sessions.has(*session));
+        let now = plane.members.listened();
+        self.drivers.values_mut().for_each(|driver| {
+            driver.awaited.get_or_insert(now);
+        });
+    }
+
+    /// Whether a driver has not come back.
+    pub(super) fn awaits_drivers(&self) -> bool {
+        self.drivers.values().any(|driver| driver.awaited.is_some())
+    }
+
+    /// Enters that a driver has come back.
+    pub(super) fn is_back(&mut self, session: SessionId) {
+        self.drivers.entry(session).and_modify(|driver| driver.awaited = None);
+    }
+
+    /// The drivers that have not come back for this long.
+    pub(super) fn overdue(&self, plane: &Plane, away_max: Duration) -> Vec<SessionId> {
+        let now = plane.members.listened();
+        let is_overdue = |it: &Driver| it.awaited.is_some_and(|since| now - since >= away_max);
+        let overdue = self.drivers.iter().filter(|(_, driver)| is_overdue(driver));
+        overdue.map(|(session, _)| *session).collect()
+    }
+
     /// Goes on without the driver that had started the cluster, whose process is gone: nobody waits
     /// for its tasks.
     pub(super) fn come_back_without(&mut self, launcher: SessionId) {
@@ -150,6 +180,7 @@ impl Jobs {
             _ if job.contains('/') => format!("the name of a job has no slash, and {job:?} has"),
             _ if taken => format!("the job {job} has a driver: take another name"),
             _ => {
+                plane.sessions.keep(session);
                 self.drivers.entry(session).or_default().begins = Some((timestamp, job));
                 return self.settle(plane);
             }

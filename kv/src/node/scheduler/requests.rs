@@ -7,6 +7,7 @@ use super::super::members::{Seat, Violation};
 use super::super::session::{Said, SessionId, Speech};
 use super::further;
 use super::jobs::{Gathers, Submission, Watch};
+use super::keeper::Keeper;
 use super::service::{LEAVE_WITHIN, Service, WARN_EVERY};
 use super::state::State;
 use super::tasks::At;
@@ -39,12 +40,18 @@ impl Service {
                 plane.tell(session, timestamp, &states);
                 return Ok(());
             }
+            (Command::Paused, _) => {
+                let paused = self.keeper.as_ref().and_then(Keeper::paused);
+                plane.tell(session, timestamp, &paused);
+                return Ok(());
+            }
             (Command::Begin { .. }, _) | (_, None) => return Err(Violation::Job),
             (_, Some(job)) => job.clone(),
         };
         match command {
             // These are answered already.
-            Command::Begin { .. } | Command::Jobs | Command::Cancel { .. } | Command::Nodes => {}
+            Command::Begin { .. } | Command::Cancel { .. } => {}
+            Command::Jobs | Command::Nodes | Command::Paused => {}
             Command::Gather => {
                 let until = now.saturating_add(self.config.node.join_timeout);
                 let warn_at = now + WARN_EVERY;

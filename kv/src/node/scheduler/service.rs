@@ -23,12 +23,12 @@ use super::super::control::{self, CREDITS, Gathered, Order, Role};
 use super::super::group::NodeName;
 use super::super::lane::control_config;
 use super::super::members::{Members, Seat, Violation};
-use super::super::session::{Said, SessionId, Speech};
-use super::keeper::Keeper;
+use super::super::session::{Resume, Said, SessionId, Speech};
+use super::keeper::{self, Keeper};
 use super::plane::Plane;
-use super::state::{Kept, State};
+use super::state::{Kept, Lineage, State};
 use crate::config::{ClusterConfig, NodeConfig};
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// Time between two warnings of nodes that have not joined.
 pub(super) const WARN_EVERY: Duration = Duration::from_secs(5);
@@ -43,6 +43,7 @@ pub(super) const LEAVE_WITHIN: Duration = Duration::from_secs(2);
 pub(super) struct Service {
     endpoint: Endpoint,
     pub(super) state: State,
+    lineage: Lineage,
     pub(super) config: ClusterConfig,
     /// The vans that this process can use, if it is a client of the servers as well.
     pub(super) own: Option<Vec<Candidate>>,
@@ -50,8 +51,14 @@ pub(super) struct Service {
     pub(super) launcher: Launcher,
     /// Where the state is kept, if it is.
     pub(super) keeper: Option<Keeper>,
-    /// Until when drivers of an earlier scheduler may come back. They send no heartbeats.
-    drivers_until: Option<Duration>,
+    /// Until when it says nothing, after it has come back, unless all are back before.
+    silent_until: Option<Duration>,
+    /// When the last state was saved, in time listened.
+    saved: Duration,
+    /// Whether it has said that nodes of another cluster call.
+    has_strangers: bool,
+    /// Why it cannot go on.
+    failed: Option<Error>,
     stop: Arc<AtomicBool>,
 }
 
@@ -75,25 +82,47 @@ impl Service {
         driver: Identity,
         stop: Arc<AtomicBool>,
     ) -> Result<Service> {
-        let identity = control::identity(control::SCHEDULER, None);
-        config.node = NodeConfig { identity, ..config.node };
         let place = config.node.state.as_deref();
         let mut keeper = place.map(|place| Keeper::open(place, config.node.job)).transpose()?;
         let kept = keeper.as_mut().map(Keeper::load::<Kept<State>>).transpose()?.flatten();
+        kept.as_ref().map_or(Ok(()), |kept| kept.check(&config))?;
         let listen = match &kept {
             Some(kept) if config.node.scheduler.ends_with(":0") => kept.address.clone(),
             _ => config.node.scheduler.clone(),
         };
+        let (mut lineage, state) = match kept {
+            Some(Kept { lineage, state, .. }) => (lineage, Some(state)),
+            None => (Lineage::new(), None),
+        };
+        if keeper.is_some() {
+            lineage.go_on();
+        }
+        // A node tells by it whether this is the scheduler of its cluster.
+        let incarnation = lineage.cluster;
+        let identity = Identity { role: control::SCHEDULER, rank: None, incarnation };
+        config.node = NodeConfig { identity, ..config.node };
         let van = VanConfig { listen, ..control_config(&config.node) };
         let endpoint = Endpoint::new(backend::open_control(config.node.van, &van)?, 0, CREDITS);
         let now = endpoint.lanes.now();
-        let drivers_until = kept.is_some().then_some(now + config.node.scheduler_away);
-        let state = match kept {
-            Some(kept) => kept.of(&config)?.come_back(now),
+        let silent_until = state.as_ref().map(|state| now + state.plane.members.patience());
+        let state = match state {
+            Some(state) => state.come_back(now),
             None => State::new(Members::new(&config, now)),
         };
-        let launcher = Launcher { identity: driver, is_gone: false, ends: None };
-        Ok(Service { endpoint, state, config, own, launcher, keeper, drivers_until, stop })
+        Ok(Service {
+            endpoint,
+            state,
+            lineage,
+            config,
+            own,
+            launcher: Launcher { identity: driver, is_gone: false, ends: None },
+            keeper,
+            silent_until,
+            saved: Duration::ZERO,
+            has_strangers: false,
+            failed: None,
+            stop,
+        })
     }
 
     /// The address where nodes join.
@@ -104,38 +133,72 @@ impl Service {
     /// Serves until the driver is gone.
     ///
     /// # Errors
-    /// Only if the control van itself is broken.
+    /// If its state cannot be written, or is older than what a node has heard of; if the control
+    /// van itself is broken.
     pub(super) fn run(mut self) -> Result<()> {
         while !self.launcher.is_gone && !self.stop.load(Ordering::Relaxed) {
             let any = self.poll()?;
             self.keep_time();
+            if let Some(failed) = self.failed.take() {
+                return Err(failed);
+            }
             self.commit()?;
             if !any {
                 self.endpoint.wait(self.nap())?;
             }
         }
-        let has_ended = self.state.ended.is_some() || self.state.plane.lost.is_some();
+        let has_ended = self.has_ended();
         if let Some(keeper) = self.keeper.as_mut().filter(|_| has_ended) {
             keeper.clear();
         }
         Ok(())
     }
 
+    /// Whether the cluster has ended, so that nobody needs its state any more.
+    fn has_ended(&self) -> bool {
+        self.state.ended.is_some() || self.state.plane.lost.is_some()
+    }
+
     /// Saves what has changed, if it is kept, and sends what follows from it.
     fn commit(&mut self) -> Result<()> {
-        let Service { endpoint, state, config, keeper, .. } = self;
-        let is_complete = matches!(state.chosen, Some(Ok(_)));
-        if state.plane.sessions.take_news()
-            && let Some(keeper) = keeper.as_mut().filter(|_| is_complete)
-        {
-            let address = endpoint.lanes.address().to_owned();
-            let (job, servers, workers) = (config.node.job, config.servers, config.workers);
-            keeper.save(&Kept { job, servers, workers, address, state: &*state })?;
-        }
-        for deaf in state.plane.sessions.send(endpoint) {
+        let may_speak = self.save()? && !self.is_silent() || self.has_ended();
+        let stamp = may_speak.then(|| self.lineage.stamp());
+        for deaf in self.state.plane.sessions.send(&mut self.endpoint, stamp) {
             self.reject(deaf, &Violation::Deaf);
         }
         Ok(())
+    }
+
+    /// Whether somebody who has not come back may have heard of a later state than this scheduler
+    /// has found. It says nothing before it knows.
+    fn is_silent(&mut self) -> bool {
+        let Plane { now, ref sessions, .. } = self.state.plane;
+        self.silent_until.take_if(|until| now >= *until || sessions.all_are_back());
+        self.silent_until.is_some()
+    }
+
+    /// Saves what has changed, if it is kept; returns false if there is no room for it.
+    fn save(&mut self) -> Result<bool> {
+        let Service { endpoint, state, lineage, config, keeper, .. } = self;
+        let is_complete = matches!(state.chosen, Some(Ok(_)));
+        let is_due = is_complete && state.plane.sessions.has_news();
+        let Some(keeper) = keeper.as_mut().filter(|_| is_due) else { return Ok(true) };
+        let next = lineage.next();
+        let kept = Kept {
+            lineage: next.clone(),
+            job: config.node.job,
+            servers: config.servers,
+            workers: config.workers,
+            address: endpoint.lanes.address().to_owned(),
+            state: &*state,
+        };
+        let is_saved = keeper.save(state.plane.now, next.number(), &kept)?;
+        if is_saved {
+            *lineage = next;
+            self.saved = state.plane.members.listened();
+            state.plane.sessions.saved();
+        }
+        Ok(is_saved)
     }
 
     /// How long the thread may sleep.
@@ -146,7 +209,9 @@ impl Service {
         let gathers = gathers.map(|gathers| gathers.until.min(gathers.warn_at));
         let ends = self.launcher.ends.map(|(_, until)| until);
         let first = launcher.is_none().then_some(now + FIRST_NAP);
-        let timers = gathers.chain(ends).chain(first);
+        let paused = self.keeper.as_ref().and_then(Keeper::paused);
+        let again = paused.map(|_| now + keeper::AGAIN);
+        let timers = gathers.chain(ends).chain(first).chain(again);
         let naps = timers.map(|until| until.saturating_sub(now));
         naps.fold(members.until_check(), Duration::min)
     }
@@ -197,7 +262,6 @@ impl Service {
             jobs.add_driver(session, Some(String::new()));
         } else if hello.role == control::GUEST {
             jobs.add_driver(session, None);
-            plane.sessions.keep(session);
         } else if let Err(violation) = plane.members.connected(session, hello) {
             self.reject(session, &violation);
         }
@@ -207,8 +271,7 @@ impl Service {
     fn hear(&mut self, session: SessionId, said: &Said) -> Result<(), Violation> {
         match said.speech {
             Speech::Resume if self.state.plane.sessions.is_new(session) => {
-                self.resume(session, said.read().unwrap_or(false));
-                Ok(())
+                self.resume(session, said.read()?)
             }
             Speech::Resume => Err(Violation::Speech(said.speech)),
             _ if self.state.jobs.drivers.contains_key(&session) => self.obey(session, said),
@@ -219,21 +282,40 @@ impl Service {
     /// Goes on with the session of a node that has come back, on the lane that it has made for
     /// that. A node of which nothing was acknowledged may have a session that no scheduler has
     /// saved: that one begins.
-    fn resume(&mut self, session: SessionId, is_unheard: bool) {
-        let Service { endpoint, state, .. } = self;
+    ///
+    /// # Errors
+    /// If the node belongs to another cluster.
+    fn resume(&mut self, session: SessionId, resume: Resume) -> Result<(), Violation> {
+        let Service { endpoint, state, lineage, .. } = self;
         let State { plane, jobs, .. } = state;
-        if is_unheard && plane.sessions.earlier(session).is_none() {
-            return;
+        if resume.is_unheard && plane.sessions.earlier(session).is_none() {
+            return Ok(());
+        }
+        if resume.cluster != lineage.cluster {
+            return Err(Violation::OtherCluster);
+        }
+        let heard = plane.sessions.stamp(session);
+        if !lineage.has(heard) {
+            let place = self.keeper.as_ref().map_or("", Keeper::place);
+            let known = plane.sessions.earlier(session);
+            let seat = known.and_then(|known| plane.members.of(known, "").ok());
+            let node = seat.map_or("a node".to_owned(), |seat| seat.to_string());
+            self.failed = Some(lineage.error(place, &node, heard));
+            return Ok(());
         }
         plane.members.leave(session, "");
         jobs.lose_driver(plane, session);
         match plane.sessions.resume(session) {
-            Ok(resumed) => tracing::info!(session = resumed.0, "a node is back"),
+            Ok(resumed) => {
+                jobs.is_back(resumed);
+                tracing::info!(session = resumed.0, "a node is back");
+            }
             Err(()) => {
-                let why = "the scheduler has counted this node as lost, or does not know it";
+                let why = "the scheduler has counted this node as lost";
                 plane.sessions.say_gone(session, endpoint, why);
             }
         }
+        Ok(())
     }
 
     /// Does what is due: silent nodes and unused lanes are lost, and waits of the driver end.
@@ -245,14 +327,7 @@ impl Service {
             }
             self.check_members();
         }
-        if self.drivers_until.take_if(|until| now >= *until).is_some() {
-            let State { plane, jobs, .. } = &self.state;
-            let gone = jobs.drivers.keys().filter(|driver| !plane.sessions.has_lane(**driver));
-            for driver in gone.copied().collect::<Vec<_>>() {
-                self.state.plane.sessions.close(driver);
-                self.lose(driver, "it did not come back");
-            }
-        }
+        self.keep_waiting();
         let State { plane, jobs, posts, .. } = &mut self.state;
         posts.tell_failures(plane, jobs.tasks.take_unheard());
         for (&session, driver) in &mut jobs.drivers {
@@ -276,10 +351,32 @@ impl Service {
         }
     }
 
+    /// Waits for drivers that have not come back, which send no heartbeats, and ends the jobs of
+    /// those that are away for too long.
+    fn keep_waiting(&mut self) {
+        let State { plane, jobs, .. } = &mut self.state;
+        if !jobs.awaits_drivers() {
+            return;
+        }
+        // The next scheduler is to know how long this one has waited.
+        if plane.members.listened() >= self.saved + self.config.node.heartbeat {
+            plane.sessions.enter_news();
+        }
+        for driver in jobs.overdue(plane, self.config.node.scheduler_away) {
+            self.state.plane.sessions.close(driver);
+            self.lose(driver, "it did not come back");
+        }
+    }
+
     /// Closes the lane of a node that broke the rules.
     fn reject(&mut self, session: SessionId, violation: &Violation) {
         let why = violation.to_string();
-        tracing::warn!(session = session.0, why, "closing a lane");
+        // Such nodes call again and again.
+        let is_stranger = matches!(violation, Violation::OtherCluster);
+        match is_stranger && std::mem::replace(&mut self.has_strangers, true) {
+            true => tracing::debug!(session = session.0, why, "closing a lane"),
+            false => tracing::warn!(session = session.0, why, "closing a lane"),
+        }
         self.state.plane.sessions.close(session);
         self.lose(session, &why);
     }

@@ -10,7 +10,7 @@ use caravan_van::wire::Hello;
 use caravan_van::{Endpoint, Message, PeerId};
 use serde::{Deserialize, Serialize, Serializer};
 
-use super::super::session::{self, Incoming, Misheard, Said, Session, SessionId, Speech};
+use super::super::session::{self, Incoming, Misheard, Said, Session, SessionId, Speech, Stamp};
 
 /// Most messages that a node may leave without an acknowledgement.
 const UNACKNOWLEDGED_MAX: usize = 10_000;
@@ -87,9 +87,19 @@ impl Sessions {
         self.held.get(&id).is_some_and(|held| held.session.is_new())
     }
 
-    /// Whether its node has a lane here.
-    pub(super) fn has_lane(&self, id: SessionId) -> bool {
-        self.held.get(&id).is_some_and(|held| held.lane.is_some())
+    /// Whether all whose sessions outlast the scheduler have a lane here.
+    pub(super) fn all_are_back(&self) -> bool {
+        self.held.values().all(|held| !held.is_kept || held.lane.is_some())
+    }
+
+    /// Whether there is such a session.
+    pub(super) fn has(&self, id: SessionId) -> bool {
+        self.held.contains_key(&id)
+    }
+
+    /// The state that its node has heard of last.
+    pub(super) fn stamp(&self, id: SessionId) -> Stamp {
+        self.held.get(&id).map_or(Stamp::default(), |held| held.session.stamp())
     }
 
     /// Lets a session outlast the scheduler.
@@ -197,36 +207,47 @@ impl Sessions {
         held.lane
     }
 
-    /// Goes on with the sessions of a scheduler that is no more, which is saved at once: an earlier
-    /// one that still runs finds out by that.
-    pub(super) fn come_back(&mut self) {
+    /// Whether anything has happened that a scheduler which comes back must know, and that is not
+    /// saved.
+    pub(super) fn has_news(&self) -> bool {
+        self.has_news
+    }
+
+    /// Enters that everything so far is saved.
+    pub(super) fn saved(&mut self) {
+        self.has_news = false;
+    }
+
+    /// Enters something that a scheduler which comes back must know.
+    pub(super) fn enter_news(&mut self) {
         self.has_news = true;
     }
 
-    /// Whether anything has happened since this was asked last that a scheduler which comes back
-    /// must know.
-    pub(super) fn take_news(&mut self) -> bool {
-        std::mem::take(&mut self.has_news)
-    }
-
-    /// Acknowledges what was heard, and sends what was said. Returns the sessions of nodes that do
-    /// not listen.
-    pub(super) fn send(&mut self, endpoint: &mut Endpoint) -> Vec<SessionId> {
+    /// Acknowledges what was heard, and sends what was said, which follows from the state `stamp`.
+    /// Where there is none to speak of, only sessions go on that do not outlast the scheduler: those
+    /// of heartbeats, and of drivers that only look. Returns the sessions of nodes that do not
+    /// listen.
+    pub(super) fn send(&mut self, endpoint: &mut Endpoint, stamp: Option<Stamp>) -> Vec<SessionId> {
         for lane in self.closing.drain(..) {
             endpoint.disconnect(lane);
         }
         let mut deaf = Vec::new();
         for id in std::mem::take(&mut self.due) {
             let Some(held) = self.held.get_mut(&id) else { continue };
+            if stamp.is_none() && held.is_kept {
+                self.due.insert(id);
+                continue;
+            }
             if held.session.unacknowledged() > UNACKNOWLEDGED_MAX {
                 deaf.push(id);
             }
             let Some(lane) = held.lane else { continue };
+            let stamp = stamp.unwrap_or_default();
             // A lane that breaks now is reported separately.
             for number in held.heard.drain(..) {
-                let _ = endpoint.lanes.answer(lane, number);
+                let _ = session::acknowledge(endpoint, lane, stamp, number);
             }
-            let _ = held.session.send(endpoint, lane);
+            let _ = held.session.send(endpoint, lane, stamp);
         }
         deaf
     }
@@ -236,7 +257,7 @@ impl Sessions {
         let Some(held) = self.held.get_mut(&id) else { return };
         held.is_gone = true;
         if let Some(lane) = held.lane {
-            let _ = session::post_apart(endpoint, lane, Speech::Gone, why);
+            let _ = session::post_apart(endpoint, lane, Stamp::default(), Speech::Gone, why);
         }
     }
 }

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use ureq::Agent;
 
-use super::Kept;
+use super::{Failure, Kept};
 
 /// How long a call may take.
 const CALL_MAX: Duration = Duration::from_secs(2);
@@ -75,7 +75,7 @@ impl Etcd {
         let Some((revision, value)) = self.look(&self.key)? else { return Ok(None) };
         let line = value.iter().position(|byte| *byte == b'\n').unwrap_or(value.len());
         let (head, first) = value.split_at(line);
-        let head: Head = serde_json::from_slice(head).map_err(|error| error.to_string())?;
+        let head: Head = serde_json::from_slice(head)?;
         let mut state = first.get(1..).unwrap_or_default().to_vec();
         let pieces = self.pieces(head).start;
         for piece in 1.. {
@@ -83,7 +83,7 @@ impl Etcd {
             state.extend(more);
         }
         if Head::of(&state) != head {
-            return Err(format!("its value of {} is damaged", self.key));
+            return Err(format!("its value of {} is damaged", self.key).into());
         }
         self.revision = revision;
         Ok(Some(state))
@@ -100,10 +100,10 @@ impl Etcd {
         for (at, piece) in rest.chunks(PIECE).enumerate() {
             let put = put(&format!("{}{}", pieces.start, 1 + at), piece);
             if self.unless_changed(&[put])?["succeeded"] != true {
-                return Err(OVERTAKEN.to_owned());
+                return Err(OVERTAKEN.into());
             }
         }
-        let mut value = serde_json::to_vec(&head).map_err(|error| error.to_string())?;
+        let mut value = serde_json::to_vec(&head)?;
         value.push(b'\n');
         value.extend(first);
         // Nobody needs the pieces of other states any more.
@@ -116,7 +116,7 @@ impl Etcd {
             // An earlier call may have written it whose answer did not come.
             false => match kept_in(&done["responses"][0]["response_range"])? {
                 Some((revision, found)) if found == value => revision,
-                _ => return Err(OVERTAKEN.to_owned()),
+                _ => return Err(OVERTAKEN.into()),
             },
         };
         Ok(())
@@ -170,7 +170,7 @@ impl Etcd {
                 }
             }
             if began.elapsed() > SILENCE_MAX {
-                return Err(why);
+                return Err(why.into());
             }
             std::thread::sleep(PAUSE);
         }
@@ -186,9 +186,11 @@ impl Etcd {
         let status = answer.status();
         let text = answer.body_mut().read_to_string().map_err(|error| error.to_string())?;
         match status.as_u16() {
-            200 => Ok(serde_json::from_str(&text).map_err(|error| error.to_string())),
+            200 => Ok(serde_json::from_str(&text).map_err(Failure::from)),
             500.. => Err(format!("{status}: {text}")),
-            _ => Ok(Err(format!("{member} says {status}: {text}"))),
+            // It has no room: its quota is used up.
+            429 => Ok(Err(Failure::Full(format!("{member} says {status}: {text}")))),
+            _ => Ok(Err(format!("{member} says {status}: {text}").into())),
         }
     }
 }
@@ -219,7 +221,7 @@ fn kept_in(found: &Value) -> Kept<Option<(u64, Vec<u8>)>> {
 
 fn number(value: &Value) -> Kept<u64> {
     let parsed = value.as_str().and_then(|text| text.parse().ok());
-    parsed.ok_or_else(|| format!("{value} is no revision of an etcd"))
+    parsed.ok_or_else(|| format!("{value} is no revision of an etcd").into())
 }
 
 #[cfg(test)]
@@ -315,8 +317,8 @@ mod tests {
         next.save(&state(2 * PIECE, 3)).unwrap();
         assert_eq!(member.keys(), 2);
         // The one that was cut off wakes.
-        assert_eq!(cut_off.save(&new), Err(OVERTAKEN.to_owned()));
-        assert_eq!(cut_off.save(&new[..9]), Err(OVERTAKEN.to_owned()));
+        assert_eq!(cut_off.save(&new), Err(OVERTAKEN.into()));
+        assert_eq!(cut_off.save(&new[..9]), Err(OVERTAKEN.into()));
         assert_eq!(member.open().load(), Ok(Some(state(2 * PIECE, 3))));
     }
 
@@ -328,7 +330,7 @@ mod tests {
         let piece = format!("{}1", etcd.pieces(Head::of(&state(2 * PIECE, 1))).start);
         for damage in [put(&piece, b"other"), delete(&(piece.clone()..format!("{piece}0")))] {
             etcd.unless_changed(&[damage]).unwrap();
-            let why = member.open().load().unwrap_err();
+            let why = member.open().load().unwrap_err().to_string();
             assert!(why.contains("caravan/7/scheduler is damaged"), "{why}");
         }
     }

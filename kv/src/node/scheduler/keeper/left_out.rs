@@ -7,7 +7,7 @@ pub(super) enum Etcd {}
 
 impl Etcd {
     pub(super) fn open(_: &str, _: u64) -> Kept<Etcd> {
-        Err("this build knows no etcd: build it with --features etcd, or take a folder".to_owned())
+        Err("this build knows no etcd: build it with --features etcd, or take a folder".into())
     }
 
     pub(super) fn load(&mut self) -> Kept<Option<Vec<u8>>> {
