@@ -33,7 +33,11 @@ pub(crate) fn submit(common: &Common, args: &SubmitArgs) -> Result<()> {
 /// If the cluster cannot be reached, or a row cannot be written.
 pub(crate) fn status(common: &Common) -> Result<()> {
     let mut report = Report::new(common.format(), 0);
-    for JobStatus { job, tasks, workers, ends } in of_cluster(common)?.list()? {
+    let mut jobs = of_cluster(common)?;
+    if let Some(why) = jobs.paused()? {
+        report.row(&Paused { why })?;
+    }
+    for JobStatus { job, tasks, workers, ends } in jobs.list()? {
         report.row(&Job { job, tasks, workers: workers.into_iter().collect(), ends })?;
     }
     Ok(())
@@ -49,6 +53,20 @@ pub(crate) fn cancel(common: &Common, args: &CancelArgs) -> Result<()> {
 
 fn of_cluster(common: &Common) -> Result<Jobs> {
     Ok(Jobs::of(&cluster::running(common)?)?)
+}
+
+/// A scheduler that takes no changes now.
+#[derive(Debug, Serialize)]
+struct Paused {
+    why: String,
+}
+
+impl Row for Paused {
+    const KIND: &'static str = "paused";
+
+    fn text(&self) -> String {
+        format!("paused: {}", self.why)
+    }
 }
 
 /// A job.
