@@ -415,7 +415,7 @@ mod tests {
     fn a_secret_is_never_shown() {
         let digits = Secret::random().to_hex();
         let config = ClusterConfig::from_vars(vars(&[("CARAVAN_SECRET", &digits)])).unwrap();
-        assert_eq!(config.node.secret, SecretSource::Given(Secret::from_hex(&digits).unwrap()));
+        assert_eq!(config.node.secret, SecretSource::Variable(Secret::from_hex(&digits).unwrap()));
         assert!(!format!("{config:?}").contains(&digits));
         assert!(config.to_vars().all(|(_, value)| !value.contains(&digits)));
         let wrong = format!("{digits}0");

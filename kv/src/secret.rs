@@ -6,6 +6,7 @@
 //! user's processes on this host belong together: they share a secret in a folder that only this
 //! user can enter, and no node may be reachable from elsewhere.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::{self, BufRead, Read};
 use std::net::ToSocketAddrs;
@@ -31,7 +32,30 @@ pub enum SecretSource {
     StandardInput,
     /// This file, which only its owner may read.
     File(PathBuf),
+    /// This one, of `CARAVAN_SECRET`.
+    Variable(Secret),
+    /// What `CARAVAN_SECRET` says, and the file of `CARAVAN_SECRET_FILE`: they have to be the same.
+    Both(Box<SecretSource>, PathBuf),
 }
+
+impl SecretSource {
+    /// This source, beside what another variable says.
+    pub(crate) fn beside(self, other: SecretSource) -> SecretSource {
+        match (self, other) {
+            (SecretSource::User, one) | (one, SecretSource::User) => one,
+            (SecretSource::File(file), said) | (said, SecretSource::File(file)) => {
+                SecretSource::Both(Box::new(said), file)
+            }
+            (_, last) => last,
+        }
+    }
+}
+
+/// How a good secret is made.
+const REMEDY: &str = "`head -c 32 /dev/urandom | xxd -p -c 32 > job.secret; chmod 600 job.secret`";
+
+/// Fewer different bytes, or steps from byte to byte, are no accident in a random secret.
+const DIFFERENT_MIN: usize = 12;
 
 /// Longest text that may hold a secret, in bytes.
 const TEXT_MAX: u64 = 4096;
@@ -62,24 +86,51 @@ impl NodeConfig {
     /// [`Error::Config`], with the remedy, if the secret cannot be read, others may read it, or
     /// there is none although others can reach this node.
     pub(crate) fn secured(&self) -> Result<NodeConfig> {
-        let secret = match &self.secret {
-            SecretSource::Given(secret) => secret.clone(),
-            SecretSource::StandardInput => from_input(&mut io::stdin().lock())?,
-            SecretSource::File(path) => from_file(path)?,
+        let secret = self.read(&self.secret)?;
+        Ok(NodeConfig { secret: SecretSource::Given(secret), ..self.clone() })
+    }
+
+    fn read(&self, source: &SecretSource) -> Result<Secret> {
+        match source {
+            SecretSource::Given(secret) => Ok(secret.clone()),
+            SecretSource::Variable(secret) => self.known("CARAVAN_SECRET", secret.clone()),
+            SecretSource::StandardInput => {
+                self.known("standard input", from_input(&mut io::stdin().lock())?)
+            }
+            SecretSource::File(path) => self.known(path.display(), from_file(path)?),
+            SecretSource::Both(said, path) => {
+                let secret = self.read(said)?;
+                match secret == from_file(path)? {
+                    true => Ok(secret),
+                    false => Err(Error::Config(format!(
+                        "CARAVAN_SECRET and CARAVAN_SECRET_FILE ({}) have different secrets: unset \
+                         one of them",
+                        path.display()
+                    ))),
+                }
+            }
             SecretSource::User if self.insecure => {
                 tracing::warn!(
                     scheduler = self.scheduler,
                     host = self.host,
                     "INSECURE: whoever reaches this node's ports can join, read and end the job"
                 );
-                Secret::NONE
+                Ok(Secret::NONE)
             }
             SecretSource::User => {
                 self.check_local()?;
-                of_user(&user_folder())?
+                of_user(&user_folder())
             }
-        };
-        Ok(NodeConfig { secret: SecretSource::Given(secret), ..self.clone() })
+        }
+    }
+
+    /// The secret that was read at `place`, unless it is easy to guess and nobody says that this
+    /// does not matter.
+    fn known(&self, place: impl std::fmt::Display, secret: Secret) -> Result<Secret> {
+        let why = weakness(&secret).filter(|_| !self.insecure);
+        why.map_or(Ok(secret), |why| {
+            Err(wrong(place, format!("it is easy to guess, {why}: make one by {REMEDY}")))
+        })
     }
 
     /// Checks that only this host can reach this node.
@@ -90,13 +141,31 @@ impl NodeConfig {
             let found = address.to_socket_addrs().into_iter().flatten();
             if let Some(reachable) = found.map(|at| at.ip()).find(|ip| !ip.is_loopback()) {
                 return Err(Error::Config(format!(
-                    "{name} is {reachable}, which others can reach, and this job has no secret: write one into a file for \
-                     all nodes (`head -c 32 /dev/urandom | xxd -p -c 32 > job.secret; chmod 600 job.secret`) and set \
-                     CARAVAN_SECRET_FILE, or take --insecure"
+                    "{name} is {reachable}, which others can reach, and this job has no secret: \
+                     write one into a file for all nodes ({REMEDY}) and set CARAVAN_SECRET_FILE, \
+                     or take --insecure"
                 )));
             }
         }
         Ok(())
+    }
+}
+
+/// Why a secret is easy to guess, if it is.
+fn weakness(secret: &Secret) -> Option<String> {
+    let digits = secret.to_hex();
+    let bytes = (0..Secret::BYTES).map(|at| u8::from_str_radix(&digits[2 * at..2 * at + 2], 16));
+    let bytes: Vec<u8> = bytes.map_while(Result::ok).collect();
+    let different = |of: &mut dyn Iterator<Item = u8>| of.collect::<BTreeSet<u8>>().len();
+    let values = different(&mut bytes.iter().copied());
+    let steps = different(&mut bytes.windows(2).map(|two| two[1].wrapping_sub(two[0])));
+    let half = Secret::BYTES / 2;
+    let period = (1..=half).find(|period| bytes[*period..] == bytes[..bytes.len() - period]);
+    match period {
+        Some(period) => Some(format!("its bytes repeat after {period}")),
+        None if values < DIFFERENT_MIN => Some(format!("it has only {values} different bytes")),
+        None if steps < DIFFERENT_MIN => Some(format!("it has only {steps} steps between bytes")),
+        None => None,
     }
 }
 
@@ -238,6 +307,76 @@ mod tests {
             let given = NodeConfig { secret: secret.clone(), ..config }.secured().unwrap();
             assert_eq!(given.secret, secret);
         }
+    }
+
+    fn of_bytes(byte: impl Fn(u8) -> u8) -> Secret {
+        Secret::from(std::array::from_fn(|at| byte(at as u8)))
+    }
+
+    #[test]
+    fn a_secret_that_is_easy_to_guess_is_refused() {
+        let folder = folder("secret-weak");
+        let path = folder.join("job.secret");
+        let file = |secret: &Secret| {
+            fs::write(&path, secret.to_hex()).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+            SecretSource::File(path.clone())
+        };
+        let weak = [
+            Secret::NONE,
+            of_bytes(|_| 0xff),
+            of_bytes(|at| b"secret"[usize::from(at % 6)]),
+            of_bytes(|at| (at % 16).wrapping_mul(31) ^ 5),
+            of_bytes(|at| at),
+            of_bytes(|at| 200 - 5 * at),
+            of_bytes(|at| 9 * at.count_ones() as u8),
+        ];
+        for secret in &weak {
+            for source in [SecretSource::Variable(secret.clone()), file(secret)] {
+                let config = NodeConfig { secret: source, ..NodeConfig::default() };
+                let error = config.secured().unwrap_err().to_string();
+                assert!(error.contains("easy to guess") && error.contains(REMEDY), "{error}");
+                assert!(!error.contains(&secret.to_hex()), "{error}");
+                let insecure = NodeConfig { insecure: true, ..config }.secured().unwrap();
+                assert_eq!(insecure.secret, SecretSource::Given(secret.clone()));
+            }
+        }
+        for _ in 0..1000 {
+            assert_eq!(weakness(&Secret::random()), None);
+        }
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn two_secrets_are_not_taken_for_one() {
+        let folder = folder("secret-two");
+        let path = folder.join("job.secret");
+        let [one, other] = [(); 2].map(|()| Secret::random());
+        fs::write(&path, one.to_hex()).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        let shown = path.display().to_string();
+        for (said, is_taken) in [(&one, true), (&other, false)] {
+            let vars = [("CARAVAN_SECRET", said.to_hex()), ("CARAVAN_SECRET_FILE", shown.clone())];
+            for turned in [false, true] {
+                let mut vars = vars.clone().map(|(name, value)| (name.to_owned(), value));
+                if turned {
+                    vars.reverse();
+                }
+                let config = crate::ClusterConfig::from_vars(vars.into_iter()).unwrap();
+                match config.node.secured() {
+                    Ok(found) => {
+                        assert!(is_taken);
+                        assert_eq!(found.secret, SecretSource::Given(one.clone()));
+                    }
+                    Err(error) => {
+                        let error = error.to_string();
+                        let named = error.contains("CARAVAN_SECRET and CARAVAN_SECRET_FILE");
+                        assert!(!is_taken && named && error.contains(&shown), "{error}");
+                    }
+                }
+            }
+        }
+        fs::remove_dir_all(folder).unwrap();
     }
 
     #[test]

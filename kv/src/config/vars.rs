@@ -66,11 +66,12 @@ pub const VARS: &[Var] = &[
         default: "",
         help: "secret of the job: 64 hexadecimal digits, or - for the first line of standard input; without one, only this user's processes on this host can join",
         set: |c, v| {
-            c.node.secret = match v {
+            let said = match v {
                 "" => SecretSource::User,
                 "-" => SecretSource::StandardInput,
-                digits => SecretSource::Given(Secret::from_hex(digits).ok()?),
+                digits => SecretSource::Variable(Secret::from_hex(digits).ok()?),
             };
+            c.node.secret = std::mem::take(&mut c.node.secret).beside(said);
             Some(())
         },
         // A secret is handed down by standard input, where others cannot see it.
@@ -79,10 +80,11 @@ pub const VARS: &[Var] = &[
     Var {
         name: "CARAVAN_SECRET_FILE",
         default: "",
-        help: "file with that secret, readable only by its owner (mode 600)",
+        help: "file with that secret, readable only by its owner (mode 600); beside `CARAVAN_SECRET` it has to hold the same",
         set: |c, v| {
             if !v.is_empty() {
-                c.node.secret = SecretSource::File(v.into());
+                let file = SecretSource::File(v.into());
+                c.node.secret = std::mem::take(&mut c.node.secret).beside(file);
             }
             Some(())
         },
