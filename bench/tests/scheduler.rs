@@ -9,8 +9,10 @@
 mod support;
 
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use caravan_van::Secret;
@@ -307,6 +309,43 @@ fn a_driver_that_is_lost_meanwhile_loses_its_job() {
     let again = format!("submit it kmeans --data {data} --clusters 4 --stages 2:10:10");
     let again = cluster.command(&again).output().unwrap();
     assert!(again.status.success(), "{}", text(&again.stderr));
+}
+
+/// Nodes stay away from a scheduler without a state and from one with another, which say so. With
+/// the right one they go on.
+#[test]
+fn nodes_wait_for_the_state_of_their_cluster() {
+    let folder = folder("scheduler-other");
+    let mut cluster = Cluster::start(&folder, 60);
+    wait_until_complete(&cluster, &folder);
+    let right = cluster.keeps.clone();
+    for wrong in [String::new(), format!("--state {}", folder.join("other").display())] {
+        cluster.kill_scheduler();
+        cluster.keeps = wrong;
+        cluster.start_scheduler();
+        let (says, said) = mpsc::channel();
+        let stderr = BufReader::new(cluster.scheduler.stderr.take().unwrap());
+        std::thread::spawn(move || {
+            stderr.lines().map_while(Result::ok).for_each(|line| drop(says.send(line)));
+        });
+        let began = Instant::now();
+        loop {
+            let line = said.recv_timeout(PATIENCE.saturating_sub(began.elapsed()));
+            if line.expect("it says nothing").contains("a node of another cluster calls") {
+                break;
+            }
+        }
+    }
+    cluster.kill_scheduler();
+    cluster.keeps = right;
+    cluster.start_scheduler();
+    wait_until_complete(&cluster, &folder);
+    signal("INT", cluster.scheduler.id());
+    assert_eq!(cluster.scheduler_ended().0, Some(130));
+    for (succeeded, said) in cluster.nodes_ended(PATIENCE) {
+        assert!(succeeded, "{said}");
+        assert!(said.contains("keeps the state of another cluster, or has none"), "{said}");
+    }
 }
 
 #[test]
