@@ -70,7 +70,7 @@ fn the_page_has_every_kind_of_row_once() {
     let page = include_str!("../docs/rows.md");
     let rows = page.lines().filter(|line| line.starts_with('{')).count();
     let kinds = "bandwidth calibration checkpoint clustered comparison consistency counted distances estimate fabric failover file finding history inserts job latency layout link load \
-                 machine model move node pass perplexity placement predict progress rate rdma-device result \
+                 machine model move node pass paused perplexity placement predict progress rate rdma-device result \
                  rmse scale stage traffic trained van verbs-bandwidth verbs-latency verdict wait";
     assert_eq!(documented().into_keys().collect::<BTreeSet<_>>(), set(kinds));
     assert_eq!(rows, documented().len());
