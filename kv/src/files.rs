@@ -260,7 +260,7 @@ mod tests {
     fn a_bound_is_named() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
-        fs::write(&path, "nine here").unwrap();
+        begin(&path, b"nine here", MODE).unwrap();
         assert_eq!(read(&path, 9).unwrap(), b"nine here");
         for longer in [read(&path, 8), read_own(&path, 8)] {
             assert!(longer.unwrap_err().to_string().contains("longer than 8 bytes"));

@@ -160,6 +160,7 @@ mod tests {
             let created = create(folder.path(), (1, 0), &spec);
             created.map(|mut file| file.write_all(b"new").unwrap()).map_err(|it| it.to_string())
         };
+        begin().unwrap();
         fs::write(&path, "an old history").unwrap();
         begin().unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"new");
