@@ -31,11 +31,13 @@ mod train;
 
 use std::io::IsTerminal;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use anyhow::Result;
 use clap::Parser;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use signal_hook::consts::SIGPIPE;
+use signal_hook::consts::{SIGPIPE, SIGXFSZ};
+use signal_hook::flag;
 
 use cli::ending::{Failed, Interrupted, Usage};
 use cli::{BenchCommand, Cli, Command, Common, FloorArgs, interrupt};
@@ -57,6 +59,7 @@ fn main() -> ExitCode {
         .with_writer(std::io::stderr)
         .init();
     open_more_files();
+    outlive_large_files();
     match run(&cli) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -81,6 +84,13 @@ fn open_more_files() {
     let limit = getrlimit(Resource::Nofile);
     // If that fails the soft limit stays, and a peer beyond it gets an error that names it.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+}
+
+/// A write beyond the limit on the size of a file (`ulimit -f`) fails like one to a full disk, with
+/// an error that names the file, where its signal would end the program.
+fn outlive_large_files() {
+    // If the system takes no handler the signal keeps its meaning.
+    let _ = flag::register(SIGXFSZ, Arc::default());
 }
 
 fn run(cli: &Cli) -> Result<()> {

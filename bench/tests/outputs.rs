@@ -109,6 +109,26 @@ fn models_are_written_though_the_disk_of_the_rows_is_full() {
     }
 }
 
+/// Goal: weights that cannot be saved on the way end no training, and the model at the end is an
+/// error. Method: a limit on the size of files, which the model is longer than.
+#[test]
+fn training_goes_on_though_its_weights_cannot_be_saved() {
+    let (folder, train) = training("unsaved");
+    let passes = "0.01 --json --no-newton --epsilon 0 --passes 3 --save-every 1 --model";
+    let mut shell = Command::new("sh");
+    let program = env!("CARGO_BIN_EXE_caravan");
+    let line = format!("ulimit -f 8; exec {program} {train} {passes} {}/m", folder.display());
+    shell.args(["-c", &line]);
+    let output = run(shell);
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert_eq!(text(&output.stdout).matches(r#""row":"progress""#).count(), 3, "{said}");
+    let reason = format!("cannot write {}/m: File too large", folder.display());
+    assert_eq!(said.matches(&reason).count(), 4, "{said}");
+    assert_eq!(said.matches("were not saved, and training goes on").count(), 3, "{said}");
+    assert!(!folder.join("m").exists());
+}
+
 /// The place of the picture goes while the run trains.
 #[test]
 fn the_model_is_written_though_the_picture_cannot_be() {
