@@ -182,6 +182,22 @@ fn rows_have_the_count_that_was_asked_for_and_no_time_is_0() {
     }
 }
 
+/// More than the servers can do, and lists of all keys of a table, of more than one has by default.
+#[test]
+fn a_load_of_any_rate_and_any_keys_has_rows() {
+    let run = "--duration 0.1 --van tcp --in-process --pushes 1 --json";
+    for load in [
+        "--rate 1000M",
+        "--rate closed --keys 1000 --sizes 4000 --table-keys 1000",
+        "--rate closed --keys 70000 --sizes 280000",
+    ] {
+        let row = &rows(&format!("bench load {load} {run}"))[1];
+        let is_above_0 = |name: &str| row[name].as_f64() > Some(0.0);
+        assert!(is_above_0("count") && is_above_0("per_s"), "{load}: {row}");
+        assert_eq!(row["wrong"], 0, "{load}: {row}");
+    }
+}
+
 #[test]
 fn a_bench_runs_on_threads_with_many_keys_and_servers() {
     let line = "bench latency --smoke --json --in-process --van tcp --servers 2 --threads 2 --keys 100 --sizes 400,64000,400KiB --op push,pull,push-pull";

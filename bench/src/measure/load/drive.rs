@@ -46,7 +46,7 @@ pub(super) struct Finished {
 /// How long requests are made, and how many at a time.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limits {
-    /// Requests due earlier are not counted.
+    /// Requests due earlier are not counted, unless they are sent after twice as long.
     pub(super) warm_up: Duration,
     /// Requests are due up to then.
     pub(super) seconds: Duration,
@@ -61,7 +61,7 @@ pub(super) const KINDS: usize = 2;
 #[derive(Debug)]
 pub(super) struct Driven {
     pub(super) kinds: [Timed; KINDS],
-    /// From the first counted due time to the last counted answer.
+    /// Time in which the counted requests were made and answered.
     pub(super) seconds: f64,
     /// How long after their time requests were sent.
     pub(super) late: Histogram<u64>,
@@ -86,18 +86,22 @@ pub(super) fn drive<S: Service>(
 ) -> Result<Driven> {
     let Limits { warm_up, seconds, window } = limits;
     let began = service.now();
-    let mut in_flight: Vec<(S::Made, Duration)> = Vec::with_capacity(window);
+    let mut in_flight: Vec<(S::Made, Duration, bool)> = Vec::with_capacity(window);
     let mut kinds = [(); KINDS].map(|()| Timed { nanos: nanoseconds(), wrong: 0 });
     let mut late = nanoseconds();
+    let mut from = None;
     let mut ended = seconds;
     let mut now = Duration::ZERO;
     let mut due = schedule.due(now);
     let may_send = |due: Duration, now: Duration| due < seconds && now < 2 * seconds;
     while may_send(due, now) || !in_flight.is_empty() {
         while due <= now && may_send(due, now) && in_flight.len() < window {
-            in_flight.push((service.post()?, due));
-            if due >= warm_up {
+            // At a rate far above what the servers can do only the first requests are ever sent.
+            let counts = due >= warm_up || now >= 2 * warm_up;
+            in_flight.push((service.post()?, due, counts));
+            if counts {
                 record(&mut late, now - due);
+                from.get_or_insert(now - due.saturating_sub(warm_up));
             }
             schedule.advance();
             now = service.now() - began;
@@ -117,18 +121,18 @@ pub(super) fn drive<S: Service>(
                 at += 1;
                 continue;
             }
-            let (made, due) = in_flight.swap_remove(at);
+            let (made, due, counts) = in_flight.swap_remove(at);
             let Finished { kind, is_wrong } = service.finish(made)?;
             kinds[kind].wrong += u64::from(is_wrong);
             let answered = if is_over { service.now() - began } else { now };
-            if due >= warm_up {
+            if counts {
                 record(&mut kinds[kind].nanos, answered - due);
                 ended = answered.max(seconds);
             }
         }
         due = schedule.due(now);
     }
-    let seconds = (ended - warm_up).as_secs_f64();
+    let seconds = ended.saturating_sub(from.unwrap_or(warm_up)).as_secs_f64();
     Ok(Driven { kinds, seconds, late, unsent: schedule.left(limits.seconds) })
 }
 
@@ -300,6 +304,19 @@ mod tests {
         assert!(nanos.len().abs_diff(200) <= 5, "two seconds of 100 each: {}", nanos.len());
         assert!((nanos.max() / 1_000_000).abs_diff(1800) < 60, "{}", nanos.max());
         assert!((driven.seconds - 2.0).abs() < 0.1, "{}", driven.seconds);
+    }
+
+    /// A thousand times what the server can do: all that is ever sent was due in the warm-up.
+    #[test]
+    fn an_overload_that_never_gets_beyond_the_warm_up_says_what_was_done() {
+        let even = schedule(Some(100_000.0), Arrivals::Even);
+        let limits = Limits { warm_up: Duration::from_millis(200), ..limits(1000, 4) };
+        let driven = drive(&mut Played::new(10_000, [5000, 5000]), even, limits).unwrap();
+        let count = all(&driven).len();
+        assert!(count.abs_diff(160) <= 5, "from 400 ms to two seconds: {count}");
+        let per_s = count as f64 / driven.seconds;
+        assert!((per_s - 100.0).abs() < 3.0, "{per_s}");
+        assert!(driven.unsent.abs_diff(100_000 - 200) <= 5, "{}", driven.unsent);
     }
 
     #[test]

@@ -279,7 +279,7 @@ mod tests {
             draw_ranks(&zipf, 1000, &mut draws, &mut ranks);
             assert_eq!(ranks.len(), 1000);
             let next = draws.next_bits();
-            // A rank takes two bits of luck at most on average.
+            // A rank takes fewer than two tries of the generator on average.
             let is_next = (0..2 * 1000 * DRAWS_OF_KEY).any(|_| spare.next_bits() == next);
             assert!(is_next, "{exponent}");
         }

@@ -84,7 +84,7 @@ fn tables(args: &LoadArgs, smoke: bool) -> Result<Vec<Task>> {
             .into());
         }
         let row_bytes = (bytes / keys) as u64;
-        let fits = (TABLE_BYTES / row_bytes).clamp(keys as u64, TABLE_KEYS);
+        let fits = (TABLE_BYTES / row_bytes).min(TABLE_KEYS).max(keys as u64);
         let zipf = match args.skew {
             Skew::Zipf(exponent) => Some(exponent),
             Skew::New => None,
