@@ -17,7 +17,7 @@ use std::fmt;
 use std::io;
 use std::rc::{Rc, Weak};
 
-use caravan_numa::{HUGE_PAGE_BYTES, PageSource};
+use caravan_numa::{HUGE_PAGE_BYTES, HugePages, PageSource};
 
 use super::registration::Registrar;
 use super::{Buffer, Home, Memory, Part, Region, SLOT_ALIGN, Slot};
@@ -236,8 +236,12 @@ impl Pool {
     fn grow(&self, size: usize) -> Result<()> {
         let reserved = self.bytes_reserved();
         let room = self.room();
-        let most = (self.bytes_max() / 8).clamp(ARENA_MIN, ARENA_MAX);
-        let bytes = size.max(reserved.clamp(ARENA_MIN, most).min(room));
+        let least = match self.0.pages.huge {
+            HugePages::Reserved => HUGE_PAGE_BYTES, // a smaller one has none
+            HugePages::Transparent | HugePages::AsSystem => ARENA_MIN,
+        };
+        let most = (self.bytes_max() / 8).clamp(least, ARENA_MAX);
+        let bytes = size.max(reserved.clamp(least, most).min(room));
         let len = bytes - bytes % SLOT_MIN;
         let arena = Region::arena(len, &self.0.pages);
         let arena = Rc::new(arena.map_err(|error| self.out_of_memory(size, Some(error.source)))?);

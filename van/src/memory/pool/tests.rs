@@ -94,6 +94,18 @@ fn a_slot_lies_on_as_few_pages_as_can_be() {
 }
 
 #[test]
+fn reserved_pages_are_asked_for_from_the_first_slot_on() {
+    let source = PageSource { huge: HugePages::Reserved, ..PageSource::default() };
+    let pool = Pool::from_pages(64 * MIB, source, None);
+    let slot = pool.allocate(8).unwrap();
+    assert_eq!(slot.pages().unwrap().0.len(), HUGE_PAGE_BYTES);
+    let small = Pool::from_pages(MIB, source, None);
+    let slot = small.allocate(8).unwrap();
+    let [line] = slot.pages().unwrap().0.shortfalls() else { panic!("it has no huge page") };
+    assert!(line.contains("do not fill a reserved huge page"), "{line}");
+}
+
+#[test]
 #[cfg_attr(miri, ignore = "Miri fills hundreds of MiB")]
 fn large_slots_fill_huge_pages() {
     let pool = Pool::new(256 * MIB);
