@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::io::{self, Write};
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::rc::Rc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -43,7 +43,8 @@ pub struct Cluster {
     /// Shared with the driver's clients, which check it while they wait.
     scheduler: Rc<RefCell<Scheduler>>,
     config: ClusterConfig,
-    children: Vec<Node<Child>>,
+    /// Shared as well: how a child ended tells why its node was lost.
+    children: Rc<RefCell<Vec<Node<Child>>>>,
     threads: Vec<Node<JoinHandle<Result<()>>>>,
     simulated: Vec<Node<node::SimulatedNode>>,
     /// The name of this driver's job; empty for the one that started the cluster.
@@ -92,7 +93,7 @@ impl Cluster {
         let mut cluster = Cluster {
             scheduler: Rc::new(RefCell::new(scheduler)),
             config,
-            children: Vec::new(),
+            children: Rc::default(),
             threads: Vec::new(),
             simulated: Vec::new(),
             job: String::new(),
@@ -101,9 +102,9 @@ impl Cluster {
         cluster.start(&launch)?;
         let Cluster { scheduler, children, threads, .. } = &mut cluster;
         let van = scheduler.borrow_mut().gather(|| {
-            for child in children.iter_mut() {
+            for child in children.borrow_mut().iter_mut() {
                 if let Ok(Some(status)) = child.run.try_wait() {
-                    let reason = format!("it ended before it joined: {status}");
+                    let reason = format!("it {} before it joined", how_ended(status));
                     return Err(Error::NodeLost { node: child.name.clone(), reason });
                 }
             }
@@ -134,7 +135,7 @@ impl Cluster {
         Ok(Cluster {
             scheduler: Rc::new(RefCell::new(scheduler)),
             config,
-            children: Vec::new(),
+            children: Rc::default(),
             threads: Vec::new(),
             simulated: Vec::new(),
             job: job.to_owned(),
@@ -169,9 +170,14 @@ impl Cluster {
     /// As [`Cluster::wait`].
     pub fn end(&mut self) -> Result<()> {
         let Some(part) = &self.part else { return Ok(()) };
-        self.scheduler.borrow_mut().forget(part)?;
+        self.ask(|scheduler| scheduler.forget(part))?;
         self.part = None;
         Ok(())
+    }
+
+    /// Asks the scheduler, with the cause of a loss that this process knows.
+    fn ask<T>(&self, ask: impl FnOnce(&mut Scheduler) -> Result<T>) -> Result<T> {
+        explained(&self.scheduler, &self.children, ask)
     }
 
     fn start(&mut self, launch: &Launch) -> Result<()> {
@@ -188,7 +194,7 @@ impl Cluster {
                     let spawned = spawn_node(&mut command, &self.config);
                     let run =
                         spawned.map_err(|source| Error::Spawn { what: name.clone(), source })?;
-                    self.children.push(Node { role, name, run });
+                    self.children.borrow_mut().push(Node { role, name, run });
                 }
                 Launch::Simulated(handles, apps) => {
                     let config = self.config.node.clone();
@@ -233,7 +239,8 @@ impl Cluster {
 
     /// Names and process ids of the nodes that are child processes.
     pub fn processes(&self) -> Vec<(String, u32)> {
-        self.children.iter().map(|child| (child.name.clone(), child.run.id())).collect()
+        let children = self.children.borrow();
+        children.iter().map(|child| (child.name.clone(), child.run.id())).collect()
     }
 
     /// Starts `app` with input `body` at the target.
@@ -263,7 +270,7 @@ impl Cluster {
         body: &serde_json::Value,
     ) -> Result<TaskId> {
         let program = Program::App { app: app.to_owned(), body: body.clone() };
-        self.scheduler.borrow_mut().submit_in(self.part(), target, program, after)
+        self.ask(|scheduler| scheduler.submit_in(self.part(), target, program, after))
     }
 
     /// Ships a graph of steps, which each worker of the target runs by itself, in order. A step is
@@ -286,7 +293,7 @@ impl Cluster {
             }
         }
         let program = Program::Steps(steps.to_vec());
-        self.scheduler.borrow_mut().submit_in(self.part(), target, program, after)
+        self.ask(|scheduler| scheduler.submit_in(self.part(), target, program, after))
     }
 
     /// Adds a virtual task, which nobody runs: it is finished when this driver calls
@@ -295,7 +302,7 @@ impl Cluster {
     /// # Errors
     /// [`Error::NodeLost`].
     pub fn promise(&mut self) -> Result<TaskId> {
-        self.scheduler.borrow_mut().promise()
+        self.ask(Scheduler::promise)
     }
 
     /// Finishes a task of [`Cluster::promise`], so that tasks that wait for it may start.
@@ -303,7 +310,7 @@ impl Cluster {
     /// # Errors
     /// [`Error::UnknownTimestamp`] if there is no such task.
     pub fn finish(&mut self, task: TaskId) -> Result<()> {
-        self.scheduler.borrow_mut().finish(task)
+        self.ask(|scheduler| scheduler.finish(task))
     }
 
     /// Waits for a task and returns the workers' results, in order of rank, without those of
@@ -313,7 +320,7 @@ impl Cluster {
     /// [`Error::TaskFailed`] and [`Error::NodeLost`] name the node, of several that have failed the
     /// first.
     pub fn wait(&mut self, task: TaskId) -> Result<Vec<serde_json::Value>> {
-        self.scheduler.borrow_mut().wait(task)
+        self.ask(|scheduler| scheduler.wait(task))
     }
 
     /// Waits until one of these tasks is done, or this time is over; returns the first. Then
@@ -322,7 +329,7 @@ impl Cluster {
     /// # Errors
     /// [`Error::NodeLost`] if the scheduler is gone.
     pub fn wait_first(&mut self, tasks: &[TaskId], time: Duration) -> Result<Option<TaskId>> {
-        self.scheduler.borrow_mut().wait_first(tasks, time)
+        self.ask(|scheduler| scheduler.wait_first(tasks, time))
     }
 
     /// The workers that run tasks of other jobs now, or have them next.
@@ -346,7 +353,7 @@ impl Cluster {
     /// # Errors
     /// [`Error::NodeLost`].
     pub fn desk<T>(&mut self, use_it: impl FnOnce(&mut Desk) -> T) -> Result<T> {
-        self.scheduler.borrow_mut().with_desk(use_it)
+        self.ask(|scheduler| scheduler.with_desk(use_it))
     }
 
     /// Waits until a request to other nodes is complete, and returns their answers, in order of the
@@ -356,7 +363,7 @@ impl Cluster {
     /// [`Error::Timeout`] names the nodes that have not answered, and the caller may wait again;
     /// [`Error::Config`] if there is no such node; [`Error::NodeLost`].
     pub fn wait_for(&mut self, request: RequestId, timeout: Duration) -> Result<Vec<Answered>> {
-        self.scheduler.borrow_mut().wait_for(request, timeout)
+        self.ask(|scheduler| scheduler.wait_for(request, timeout))
     }
 
     /// Waits until all nodes of a group have reached the barrier called `name`. Workers that take
@@ -367,7 +374,8 @@ impl Cluster {
     pub fn meet(&mut self, group: Group, name: &str) -> Result<()> {
         let namespace = self.namespace();
         let name = if namespace.is_empty() { name } else { &node::within(&namespace, name) };
-        self.scheduler.borrow_mut().meet(Party::Group(group), name, self.config.node.join_timeout)
+        let timeout = self.config.node.join_timeout;
+        self.ask(|scheduler| scheduler.meet(Party::Group(group), name, timeout))
     }
 
     /// A client of the servers for the calling thread. It checks for lost nodes while it waits: a
@@ -378,8 +386,9 @@ impl Cluster {
     /// [`Error::NodeLost`] if a node is known to be lost; those of the van.
     pub fn client(&self) -> Result<Worker> {
         let scheduler = Rc::downgrade(&self.scheduler);
+        let children = self.children.clone();
         let watch = move || match scheduler.upgrade() {
-            Some(scheduler) => scheduler.borrow_mut().news(),
+            Some(scheduler) => explained(&scheduler, &children, Scheduler::news),
             None => Ok(News::default()),
         };
         let watch: Watch = Box::new(watch);
@@ -470,7 +479,7 @@ impl Cluster {
         let mut outcome = Outcome { first: Ok(()), spared };
         let mut scheduler = self.scheduler.borrow_mut();
         let until = scheduler.now() + END_WITHIN;
-        for mut child in self.children.drain(..) {
+        for mut child in self.children.take() {
             let ended = end_child(&mut child, &mut scheduler, until);
             outcome.add(child.role, &child.name, ended);
         }
@@ -485,6 +494,64 @@ impl Cluster {
         outcome.first
     }
 }
+
+/// How a process ended: `ended with status 1`, `was ended by signal 9 (SIGKILL)`.
+pub fn how_ended(status: ExitStatus) -> String {
+    match status.code() {
+        Some(code) => format!("ended with status {code}"),
+        None => format!("was ended by {}", status.to_string().replacen(": ", " ", 1)),
+    }
+}
+
+/// Asks the scheduler. It sees no more of a lost node than a lane that broke; where the node is a
+/// child of this process, the error says how the child ended.
+fn explained<T>(
+    scheduler: &RefCell<Scheduler>,
+    children: &RefCell<Vec<Node<Child>>>,
+    ask: impl FnOnce(&mut Scheduler) -> Result<T>,
+) -> Result<T> {
+    let mut scheduler = scheduler.borrow_mut();
+    let error = match ask(&mut scheduler) {
+        Err(error) => error,
+        answer => return answer,
+    };
+    let blamed = match &error {
+        Error::NodeLost { node, .. } => node,
+        Error::TaskFailed { reason, .. } => reason,
+        _ => return Err(error),
+    };
+    let mut children = children.borrow_mut();
+    let mut named = children.iter_mut().filter(|child| is_named(&child.name, blamed));
+    let mut ends = |child: &mut Node<Child>| end_of_lost(child, &mut scheduler).map(how_ended);
+    let Some(ended) = named.find_map(|child| Some((child.name.clone(), ends(child)?))) else {
+        return Err(error);
+    };
+    let (name, ended) = ended;
+    let node = if let Error::NodeLost { node, .. } = error { node } else { name };
+    Err(Error::NodeLost { node, reason: format!("it {ended}") })
+}
+
+/// Whether a text has the name of this node, and not that of one with a longer number.
+fn is_named(name: &str, text: &str) -> bool {
+    let mut found = text.match_indices(name);
+    found.any(|(at, _)| !text[at + name.len()..].starts_with(|c: char| c.is_ascii_digit()))
+}
+
+/// The end of a lost child, whose lanes break shortly before it has ended; `None` if it goes on.
+fn end_of_lost(child: &mut Node<Child>, scheduler: &mut Scheduler) -> Option<ExitStatus> {
+    let until = scheduler.now() + LAST_BREATH;
+    loop {
+        match child.run.try_wait() {
+            Ok(None) if scheduler.now() < until => scheduler.nap(LOOK_AT_CHILD).ok()?,
+            found => return found.ok().flatten(),
+        }
+    }
+}
+
+/// How long a process may take to end after its lanes have broken.
+const LAST_BREATH: Duration = Duration::from_millis(300);
+
+const LOOK_AT_CHILD: Duration = Duration::from_millis(5);
 
 /// How the nodes of a cluster have ended.
 struct Outcome {
@@ -509,7 +576,7 @@ impl Outcome {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        for child in &mut self.children {
+        for child in self.children.borrow_mut().iter_mut() {
             // It may have ended already; it is waited for in any case, so that no process is left
             // behind.
             let _ = child.run.kill();
@@ -600,8 +667,8 @@ fn end_child(child: &mut Node<Child>, scheduler: &mut Scheduler, until: Duration
     loop {
         match child.run.try_wait() {
             Ok(Some(status)) if status.success() => return Ok(()),
-            Ok(Some(status)) => return Err(lost(format!("it ended with {status}"))),
-            Ok(None) if scheduler.now() < until => scheduler.nap(Duration::from_millis(5))?,
+            Ok(Some(status)) => return Err(lost(format!("it {}", how_ended(status)))),
+            Ok(None) if scheduler.now() < until => scheduler.nap(LOOK_AT_CHILD)?,
             Ok(None) => {
                 let _ = child.run.kill();
                 let _ = child.run.wait();
@@ -620,4 +687,22 @@ fn thread_error(thread: Node<JoinHandle<Result<()>>>) -> Error {
 
 fn joined(thread: Node<JoinHandle<Result<()>>>) -> Result<()> {
     thread.run.join().unwrap_or_else(|panic| Err(panicked(&thread.name, panic.as_ref())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_is_found_by_its_name() {
+        for (text, is_it) in [
+            ("server 1", true),
+            ("server 1 (process 7 at 127.0.0.1:5)", true),
+            ("server 10 and server 1: lost", true),
+            ("server 10", false),
+            ("server 0", false),
+        ] {
+            assert_eq!(is_named("server 1", text), is_it, "{text}");
+        }
+    }
 }

@@ -78,7 +78,7 @@ pub mod vector;
 mod view;
 pub mod worker;
 
-pub use cluster::{Cluster, Handover, Launch, spawn_node};
+pub use cluster::{Cluster, Handover, Launch, how_ended, spawn_node};
 pub use config::{ClusterConfig, JobRole, NodeConfig};
 pub use cost::Cost;
 pub use error::{Error, Result};

@@ -98,6 +98,7 @@ fn a_killed_node_ends_the_run(name: &str, van: Van) {
     let error = cluster.wait(task).unwrap_err().to_string();
     println!("  {van}, after {:.3} s: {error}", began.elapsed().as_secs_f64());
     assert!(error.contains(name), "{error}");
+    assert!(error.contains("it was ended by signal 9 (SIGKILL)"), "{error}");
     drop(cluster);
     ends_within(SOON, &pids);
     assert!(began.elapsed() < SOON);
@@ -252,7 +253,10 @@ fn a_driver_that_computes_keeps_nobody_waiting() {
 fn children_that_end_early_are_named() {
     let error =
         Cluster::launch(&config(1, 1), Launch::Processes("/bin/false".into())).err().unwrap();
-    assert!(error.to_string().contains("r 0 was lost: it ended before it joined"), "{error}");
+    assert!(
+        error.to_string().contains("r 0 was lost: it ended with status 1 before it joined"),
+        "{error}"
+    );
     let error = Cluster::launch(&config(1, 1), Launch::Processes("/nowhere".into())).err().unwrap();
     assert!(matches!(&error, Error::Spawn { what, .. } if what == "server 0"), "{error}");
 }
