@@ -70,6 +70,7 @@ impl Cluster {
         config.node.launched = !matches!(launch, Launch::External);
         if let Launch::Processes(_) | Launch::Threads(..) = launch {
             node::check_numa(config.node.numa)?;
+            node::check_host(&config.node)?;
         }
         match launch {
             Launch::Simulated(..) if config.threads != 1 => {

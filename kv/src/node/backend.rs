@@ -147,7 +147,7 @@ pub(crate) fn joined_address<'a>(
     vans: impl Iterator<Item = (Van, Option<&'a str>, &'a str)>,
 ) -> String {
     mixed::join(vans.flat_map(|(van, host, address)| {
-        address.split(PORT).map(move |port| (carrier(van), host, port))
+        ports_of(address).map(move |port| (carrier(van), host, port))
     }))
 }
 
@@ -155,6 +155,11 @@ pub(crate) fn joined_address<'a>(
 pub(crate) fn address_of_ports(ports: &[Box<dyn Sleeper>]) -> String {
     let addresses = ports.iter().map(|port| port.about().address.as_str());
     addresses.collect::<Vec<_>>().join(PORT)
+}
+
+/// The parts of [`address_of_ports`].
+pub(crate) fn ports_of(address: &str) -> impl Iterator<Item = &str> {
+    address.split(PORT)
 }
 
 /// Stands between the addresses of two ports.

@@ -216,6 +216,9 @@ pub(crate) struct Join {
     /// Name of its host, for people.
     #[serde(default)]
     pub(crate) host: String,
+    /// Whether it is on another host than the scheduler.
+    #[serde(default)]
+    pub(crate) is_elsewhere: bool,
     /// Whether it will send heartbeats: it counts as lost without them.
     pub(crate) beats: bool,
     /// Whether it is a server beside those of a cluster that is complete, and not one of these.

@@ -20,6 +20,7 @@ use super::heartbeat;
 use super::member::{Member, Work};
 use super::messages;
 use super::placement::{Seating, check_numa};
+use super::reach;
 use super::scheduler::TaskId;
 use super::thread::NodeThread;
 use crate::config::NodeConfig;
@@ -232,7 +233,7 @@ pub fn run_worker(
     check_numa(config.numa)?;
     let config = begin(config, Role::Worker, rank, own_process)?;
     let beats = heartbeat::has_own(own_process);
-    let join = join_request(without_threads(&config)?, beats);
+    let join = join_request(&config, without_threads(&config)?, beats);
     let member = Member::join(&config, Role::Worker, join, apps.responders.desk())?;
     let roster = member.roster().clone();
     let (van, vans) = (roster.van, roster.vans.clone());
@@ -315,10 +316,11 @@ fn ranked(config: &NodeConfig, roster: &Roster) -> NodeConfig {
 }
 
 /// The request to join of a node that will send heartbeats, or not.
-fn join_request(vans: Vec<Candidate>, beats: bool) -> Join {
+fn join_request(config: &NodeConfig, vans: Vec<Candidate>, beats: bool) -> Join {
     let name = || rustix::system::uname().nodename().to_string_lossy().into_owned();
     let host = if is_simulated() { String::new() } else { name() };
-    Join { pid: std::process::id(), host, beats, is_further: false, vans }
+    let is_elsewhere = !is_simulated() && reach::is_elsewhere(&config.scheduler);
+    Join { pid: std::process::id(), host, is_elsewhere, beats, is_further: false, vans }
 }
 
 /// The vans that a node without server threads can use. It opens the chosen ones later, when it
@@ -432,6 +434,9 @@ fn serve(
     handles: &Handles,
     own_process: bool,
 ) -> Result<Ended> {
+    if !is_simulated() {
+        reach::check_host(config)?;
+    }
     let stop = Arc::new(AtomicBool::new(false));
     let config = &begin(config, Role::Server, rank, own_process)?;
     let seating = match is_simulated() {
@@ -531,7 +536,10 @@ fn serve_until_end(
     };
     let beats = heartbeat::has_own(own_process);
     let is_further = coming == Coming::Follows;
-    let join = Join { is_further, ..join_request(choice::of_all(&vans), beats) };
+    let join = Join { is_further, ..join_request(config, choice::of_all(&vans), beats) };
+    if join.is_elsewhere {
+        reach::check_announced(join.vans.iter()).map_err(Error::Config)?;
+    }
     let mut member = Member::join(config, Role::Server, join, handles.responders().desk())?;
     let roster = member.roster().clone();
     if beats {

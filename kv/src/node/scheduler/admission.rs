@@ -8,6 +8,7 @@ use super::super::backend::Van;
 use super::super::choice::{self, Chooser};
 use super::super::control::{Gathered, Join, Role, Roster};
 use super::super::members::{Violation, describe};
+use super::super::reach;
 use super::super::session::{SessionId, Speech};
 use super::further;
 use super::plane::Plane;
@@ -80,6 +81,10 @@ impl Service {
             self.state.plane.members.complete(|member| member.join.vans.clear());
             return Err(format!("no van works for all nodes; {}", passed_over.join("; ")));
         };
+        if let Some(why) = self.unreachable(&choice.vans) {
+            self.state.plane.members.complete(|member| member.join.vans.clear());
+            return Err(why);
+        }
         for (carrier, pairs) in &choice.pairs {
             tracing::info!(pairs, "{carrier}: pairs of nodes that meet over it");
         }
@@ -94,6 +99,21 @@ impl Service {
         // A driver that has not said what works for it does as the first server.
         let first = self.state.plane.members.iter().next().map(|(_, member)| member.vans.clone());
         Ok(vans.next().or(first).unwrap_or_default())
+    }
+
+    /// Names a server whose addresses other hosts cannot reach, if there are nodes there. `vans`
+    /// are those of each node.
+    fn unreachable(&self, vans: &[Vec<Van>]) -> Option<String> {
+        let members = &self.state.plane.members;
+        if !members.iter().any(|(_, member)| member.join.is_elsewhere) {
+            return None;
+        }
+        let mut servers =
+            members.iter().zip(vans).filter(|((seat, _), _)| seat.role == Role::Server);
+        servers.find_map(|((seat, member), vans)| {
+            let announced = reach::check_announced(reach::taken(&member.join.vans, vans));
+            announced.err().map(|why| format!("{}: {why}", describe(seat, member)))
+        })
     }
 
     /// The roster of a driver with these vans, which has no rank.

@@ -9,6 +9,7 @@ use super::super::backend::Van;
 use super::super::choice::{self, Candidate};
 use super::super::control::{Role, Roster};
 use super::super::members::{Member, Seat};
+use super::super::reach;
 use super::jobs::Jobs;
 use super::plane::Plane;
 use crate::view::{Departed, Event};
@@ -31,7 +32,11 @@ pub(super) fn choose(
     }
     let members = plane.members.iter().map(|(_, member)| member);
     let taken: Vec<Candidate> = members.flat_map(|it| it.join.vans.clone()).collect();
-    choice::choose_further(offered, &taken)
+    let (vans, entry) = choice::choose_further(offered, &taken)?;
+    if plane.members.iter().any(|(_, member)| member.join.is_elsewhere) {
+        reach::check_announced(reach::taken(offered, &vans))?;
+    }
+    Ok((vans, entry))
 }
 
 /// Tells a server that has joined the others where it is, and them of its threads. `shared` is the
