@@ -5,6 +5,7 @@ use std::fs;
 use std::net::{IpAddr, ToSocketAddrs};
 use std::path::Path;
 use std::str::FromStr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvError, TryRecvError};
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use caravan_fallback_tcp::Tcp;
 use caravan_numa::{NumaId, interface_addresses, names_in};
 use caravan_van::sim::{self, Network};
 use caravan_van::socket::CARRIER;
-use caravan_van::{MIXED, Sleeper, Transport, VanConfig, Wait};
+use caravan_van::{MIXED, RdmaConfig, Sleeper, Transport, VanConfig, Wait};
 use serde::{Deserialize, Serialize};
 
 use crate::config::NodeConfig;
@@ -444,8 +445,19 @@ pub(crate) fn open_all(config: &NodeConfig, accepts: bool) -> Result<Vec<Opened>
         reaches(van, &van_config, &config.scheduler)?;
         open_ports(van, &van_config)
     };
-    Ok(VANS.into_iter().map(|van| (van, try_out(van))).collect())
+    let opened: Vec<Opened> = VANS.into_iter().map(|van| (van, try_out(van))).collect();
+    if config.rdma != RdmaConfig::default()
+        && let Some((_, Err(why))) = opened.iter().find(|(van, _)| *van == Van::Rdma)
+        && !WITHOUT_RDMA.swap(true, Ordering::Relaxed)
+    {
+        let why = with_sources(why);
+        tracing::warn!(why, "CARAVAN_RDMA_* settings have no effect: rdma does not work here");
+    }
+    Ok(opened)
 }
+
+/// Whether this process has said that its settings of rdma have no effect.
+static WITHOUT_RDMA: AtomicBool = AtomicBool::new(false);
 
 /// Checks that this van reaches the scheduler's host; the other nodes are assumed to be there.
 fn reaches(van: Van, config: &VanConfig, scheduler: &str) -> Result<()> {
