@@ -87,7 +87,11 @@ impl Cluster {
             Launch::Processes(_) | Launch::Threads(..) => config.node = config.node.for_launch()?,
             Launch::External => {}
         }
+        let is_held = config.node.is_held();
         config.node = config.node.secured()?;
+        if is_held {
+            node::end_with_launcher("the driver".to_owned())?;
+        }
         let scheduler = Scheduler::bind_client(&config)?;
         config.node.scheduler = scheduler.address().to_owned();
         config.node.identity = node::identity(node::DRIVER, None);

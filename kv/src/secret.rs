@@ -80,6 +80,12 @@ impl NodeConfig {
         config.secured()
     }
 
+    /// Whether a launcher holds the other end of standard input while this node is to live: it has
+    /// started the node, and hands it the secret there.
+    pub(crate) fn is_held(&self) -> bool {
+        (self.launched || self.role.is_some()) && self.secret == SecretSource::StandardInput
+    }
+
     /// The settings with the secret itself, to be called once before anything connects.
     ///
     /// # Errors

@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use caravan_kv::node::{Scheduler, run_worker};
 use caravan_kv::{
-    App, Apps, Cluster, Error, Handles, Launch, SecretSource, TableSpec, Target, ValueType, Van,
-    WorkerNode,
+    App, Apps, Cluster, Error, Handles, JobRole, Launch, SecretSource, TableSpec, Target,
+    ValueType, Van, WorkerNode,
 };
 use caravan_van::Secret;
 use processes::{SOON, config, ends_within, launch, lives, pid_of, pids, signal, this_program};
@@ -290,8 +290,12 @@ fn a_launched_node_does_not_outlive_its_launcher() {
     let mut config = config(1, 1);
     config.node.scheduler = mute.local_addr().unwrap().to_string();
     config.node.secret = SecretSource::Given(Secret::random());
-    config.node.launched = true;
-    for role in ["server", "worker"] {
+    for (role, launched) in
+        [("server", true), ("worker", true), ("server", false), ("worker", false)]
+    {
+        config.node.launched = launched;
+        // An agent starts nodes that wait for the scheduler, and names their role.
+        config.node.role = JobRole::named(role).filter(|_| !launched);
         let mut node = Command::new(this_program());
         let node = node.args([role, "--rank", "0"]).envs(config.to_vars()).stdin(Stdio::piped());
         let mut node = node.spawn().unwrap();

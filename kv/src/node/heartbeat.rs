@@ -62,10 +62,10 @@ pub(super) fn start(
 ///
 /// # Errors
 /// [`Error::Spawn`] if the system has no thread.
-pub(super) fn end_with_launcher(role: Role) -> Result<()> {
+pub(crate) fn end_with_launcher(node: String) -> Result<()> {
     let ends = move || {
         let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
-        end_process(&role.to_string(), "the process that launched it is gone", GRACE);
+        end_process(&node, "the process that launched it is gone", GRACE);
         Ok(())
     };
     NodeThread::start("end with the launcher", ends).map(drop)

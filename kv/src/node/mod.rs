@@ -45,6 +45,7 @@ pub use control::{JobStatus, Role, Roster, Step, Target};
 pub use desk::{Answered, Asked, BODY_BYTES_MAX, Desk, RequestId, Responder, Token};
 pub(crate) use desk::{AtDesk, Responders};
 pub use group::{Group, NodeName, Recipients};
+pub(crate) use heartbeat::end_with_launcher;
 pub use member::{Member, Task, Work};
 pub use observer::Observer;
 pub(crate) use placement::check_numa;

@@ -26,7 +26,6 @@ use super::thread::NodeThread;
 use crate::config::NodeConfig;
 use crate::error::{Error, Result};
 use crate::history;
-use crate::secret::SecretSource;
 use crate::server::{Handles, ServerThread};
 use crate::view::View;
 use crate::worker::{ServerAddress, Servers, Waits, Watch, Worker};
@@ -299,11 +298,11 @@ fn begin(
     rank: Option<usize>,
     own_process: bool,
 ) -> Result<NodeConfig> {
-    let is_held = config.launched && config.secret == SecretSource::StandardInput;
+    let is_held = config.is_held();
     let identity = identity(role.number(), rank);
     let config = NodeConfig { identity, ..config.secured()? };
     if own_process && is_held {
-        heartbeat::end_with_launcher(role)?;
+        heartbeat::end_with_launcher(role.to_string())?;
     }
     Ok(config)
 }
