@@ -492,6 +492,39 @@ fn a_numa_node_that_is_not_here_is_refused_at_once() {
 
 /// The log is coloured for people only: this one goes into a file, or a pipe.
 #[test]
+fn settings_without_effect_say_so() {
+    let line = "bench latency --smoke --sizes 8 --van";
+    let is_reserved = std::fs::read_to_string("/proc/sys/vm/nr_hugepages");
+    if is_reserved.is_ok_and(|pages| pages.trim() == "0") {
+        for van in ["shm", "tcp"] {
+            let output = caravan(&format!("{line} {van}"), &[("CARAVAN_HUGE_PAGES", "reserved")]);
+            let said = text(&output.stderr);
+            assert!(output.status.success(), "{said}");
+            assert!(said.contains("no 1 huge pages of 2 MiB are left"), "{van}: {said}");
+        }
+    } else {
+        eprintln!("SKIPPED: this machine has reserved huge pages");
+    }
+    let output = caravan(&format!("{line} auto"), &[("CARAVAN_RDMA_DEVICE", "none_such_0")]);
+    let said = text(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    assert!(said.contains("CARAVAN_RDMA_* settings have no effect"), "{said}");
+}
+
+#[test]
+fn an_address_that_nobody_can_reach_is_refused_at_once() {
+    for host in ["0.0.0.0", "::"] {
+        for line in ["bench latency --smoke", "server --scheduler 127.0.0.1:1 --insecure"] {
+            let output = caravan(line, &[("CARAVAN_HOST", host)]);
+            let said = text(&output.stderr);
+            assert_eq!(output.status.code(), Some(2), "{said}");
+            assert!(said.contains(&format!("CARAVAN_HOST={host}")), "{said}");
+            assert!(said.contains("set CARAVAN_HOST"), "{said}");
+        }
+    }
+}
+
+#[test]
 fn a_log_that_is_no_terminal_has_no_colours() {
     let output = caravan("bench latency --smoke --van tcp", &[("RUST_LOG", "info")]);
     assert!(output.status.success());
