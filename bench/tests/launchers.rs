@@ -460,7 +460,10 @@ fn tasks_of_srun_take_their_roles() {
     assert_eq!(rows(&mut job).len(), 7);
     let output = slurm.command("srun").args(["--ntasks=4", CARAVAN]).args(bench).output().unwrap();
     let said = text(&output.stderr);
-    assert!(said.contains("Slurm has started 4 processes") && said.contains("are 3"), "{said}");
+    assert!(
+        said.contains("Slurm (SLURM_PROCID) has started 4 processes") && said.contains("are 3"),
+        "{said}"
+    );
 }
 
 #[test]

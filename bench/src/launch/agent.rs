@@ -12,13 +12,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use caravan_kv::config::join_host;
+use caravan_kv::node::own_address_towards;
 use caravan_kv::{ClusterConfig, SecretSource, spawn_node};
 use caravan_van::Secret;
 use clap::ValueEnum;
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
-use super::place::own_address_towards;
 use super::talk::{End, Hello, Node, Order, Said, VERSION, hear, say};
 use super::{child_variables, on_signals, program};
 use crate::cli::ending::NO_THREAD;

@@ -23,14 +23,15 @@ use std::os::unix::process::CommandExt;
 use std::process::Command as Program;
 
 use anyhow::{Context, Result};
-use caravan_kv::{ClusterConfig, JobRole};
+use caravan_kv::node::own_address_towards;
+use caravan_kv::{ClusterConfig, JobRole, NodeConfig};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use self::agent::Through;
 use self::hosts::{Host, expand_slurm, read_file};
 use self::job::Plan;
-use self::place::{Place, Seat, Surroundings, own_address_towards};
+use self::place::{Place, Seat, Surroundings};
 use crate::cli::ending::Usage;
 use crate::cli::{BenchCommand, Cli, Command, Common, LaunchArgs, ServerRole, WorkerRole};
 use crate::cluster;
@@ -49,10 +50,11 @@ pub(crate) fn instead(cli: &Cli) -> Result<Option<()>> {
         }
         return Ok(None);
     }
-    match cluster::config(common)?.node.role {
+    let config = cluster::config(common)?.node;
+    check_launched(&config)?;
+    match config.role {
         Some(JobRole::Scheduler) => Ok(None),
         Some(JobRole::Server) => {
-            let config = cluster::config(common)?.node;
             // Ranks are not known here if the scheduler gives them.
             let is_first = config.rank.unwrap_or(0) == 0;
             let _beside = (is_first && has_floor(&cli.command)).then(|| Beside::start(&config));
@@ -70,6 +72,20 @@ pub(crate) fn instead(cli: &Cli) -> Result<Option<()>> {
         }
         None => Ok(None),
     }
+}
+
+/// Checks that a process with a role has a scheduler: one without was not launched, and has only
+/// inherited the variable.
+fn check_launched(config: &NodeConfig) -> Result<()> {
+    let Some(role) = config.role.filter(|_| config.scheduler.ends_with(":0")) else {
+        return Ok(());
+    };
+    Err(Usage(format!(
+        "CARAVAN_ROLE={} makes this process one of a launched job, and CARAVAN_SCHEDULER names no \
+         scheduler: unset CARAVAN_ROLE to run all of the job from here",
+        role.name()
+    ))
+    .into())
 }
 
 /// Gives every host one worker and one server, of the same number.
@@ -118,9 +134,18 @@ pub(crate) fn run(common: &Common, args: &LaunchArgs) -> Result<()> {
         known_hosts: std::fs::read_to_string("/etc/hosts").unwrap_or_default(),
         parent: rustix::process::getppid().map_or(0, |pid| pid.as_raw_pid() as u32),
     };
-    match Place::find(&here).map_err(Usage)? {
-        Some(place) if !names_hosts => become_role(common, &place, &args.command),
-        _ => job::run(&plan(common, args.command.clone())?),
+    if let Some(role) = cluster::config(common)?.node.role {
+        return Err(Usage(format!(
+            "CARAVAN_ROLE={} says that this process belongs to a job that runs: unset CARAVAN_ROLE \
+             and the other variables of that job to launch another",
+            role.name()
+        ))
+        .into());
+    }
+    let place = if names_hosts { None } else { Place::find(&here).map_err(Usage)? };
+    match place {
+        Some(place) => become_role(common, &place, &args.command),
+        None => job::run(&plan(common, args.command.clone())?),
     }
 }
 

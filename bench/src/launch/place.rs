@@ -4,7 +4,7 @@
 //!
 //! Process 0 is the scheduler, the next ones are the servers, the rest the workers.
 
-use std::net::{IpAddr, ToSocketAddrs, UdpSocket};
+use std::net::IpAddr;
 
 use caravan_kv::JobRole;
 use caravan_kv::config::{is_address, join_host};
@@ -67,6 +67,12 @@ impl Place {
         Place { by, seat, root: None, port: None, job: None, host: None }
     }
 
+    /// Whether nothing was started beside this process: it is no part of a job, however it was
+    /// started, and neither is what inherits its variables.
+    fn is_alone(&self) -> bool {
+        matches!(self.seat, Seat::Rank { size: Some(1), .. })
+    }
+
     /// The place of a process, if it is one of several that were started together.
     ///
     /// # Errors
@@ -74,7 +80,7 @@ impl Place {
     pub(super) fn find(of: &Surroundings<'_>) -> Result<Option<Place>, String> {
         let finders = [ps_lite, open_mpi, mpich, slurm, kubernetes];
         for find in finders {
-            if let Some(place) = find(of)? {
+            if let Some(place) = find(of)?.filter(|place| !place.is_alone()) {
                 return Ok(Some(place));
             }
         }
@@ -100,7 +106,7 @@ impl Place {
                 size.map_or(format!("process {rank}"), |size| format!("{size} processes"));
             return Err(format!(
                 "{} has started {started}; a scheduler, {servers} servers and {workers} workers are {needed}: \
-                 start so many, or say --servers and --workers",
+                 start so many, say --servers and --workers, or --hosts localhost to launch all of them here",
                 self.by
             ));
         }
@@ -175,7 +181,7 @@ fn open_mpi(of: &Surroundings<'_>) -> Result<Option<Place>, String> {
     Ok(Some(Place {
         root: if is_one_host { Some(LOOPBACK.to_owned()) } else { first.or_else(beside) },
         job: job.map(|job| format!("ompi {job}")),
-        ..Place::new("OpenMPI", rank, size)
+        ..Place::new("OpenMPI (OMPI_COMM_WORLD_RANK)", rank, size)
     }))
 }
 
@@ -207,7 +213,7 @@ fn mpich(of: &Surroundings<'_>) -> Result<Option<Place>, String> {
         false => of.var("PMIX_NAMESPACE").or_else(|| of.var("SLURM_JOB_ID")),
     };
     let root = if is_one_host { Some(LOOPBACK.to_owned()) } else { first };
-    Ok(Some(Place { root, job, ..Place::new("MPICH (PMI)", rank, size) }))
+    Ok(Some(Place { root, job, ..Place::new("MPICH (PMI_RANK)", rank, size) }))
 }
 
 /// A task of srun. The batch script itself is none.
@@ -221,7 +227,7 @@ fn slurm(of: &Surroundings<'_>) -> Result<Option<Place>, String> {
     Ok(Some(Place {
         root: if is_one_host { Some(LOOPBACK.to_owned()) } else { first },
         job: Some(format!("slurm {job}.{step}.{restarts}")),
-        ..Place::new("Slurm", rank, of.number("SLURM_STEP_NUM_TASKS")?)
+        ..Place::new("Slurm (SLURM_PROCID)", rank, of.number("SLURM_STEP_NUM_TASKS")?)
     }))
 }
 
@@ -237,13 +243,21 @@ fn kubernetes(of: &Surroundings<'_>) -> Result<Option<Place>, String> {
         let root = of.var("LWS_LEADER_ADDRESS");
         let job = root.clone().map(|leader| format!("lws {leader}"));
         let size = of.number("LWS_GROUP_SIZE")?;
-        return Ok(Some(Place { root, job, ..Place::new("a LeaderWorkerSet", rank, size) }));
+        return Ok(Some(Place {
+            root,
+            job,
+            ..Place::new("a LeaderWorkerSet (LWS_WORKER_INDEX)", rank, size)
+        }));
     }
     let set = of.hostname.split('.').next().and_then(|name| name.rsplit_once('-'));
     let root = set.and_then(|(set, _)| pod_zero(of, set));
     let job = set.map(|(set, _)| format!("pods {set}"));
     if let Some(rank) = of.number("JOB_COMPLETION_INDEX")? {
-        return Ok(Some(Place { root, job, ..Place::new("an indexed Job", rank, None) }));
+        return Ok(Some(Place {
+            root,
+            job,
+            ..Place::new("an indexed Job (JOB_COMPLETION_INDEX)", rank, None)
+        }));
     }
     let ordinal = set.and_then(|(_, ordinal)| ordinal.parse().ok());
     match (ordinal, &root, of.var("KUBERNETES_SERVICE_HOST")) {
@@ -263,24 +277,6 @@ fn pod_zero(of: &Surroundings<'_>, set: &str) -> Option<String> {
     let mut subdomains = names.filter_map(|name| name.strip_prefix(own)?.strip_prefix('.'));
     subdomains.next().map(|subdomain| format!("{set}-0.{subdomain}"))
 }
-
-/// The address of this host from which `peer` is reached: that under which others reach it, too.
-pub(super) fn own_address_towards(peer: &str) -> Option<IpAddr> {
-    let targets = (peer, DISCARD).to_socket_addrs().ok()?;
-    targets.into_iter().find_map(|target| {
-        let any: IpAddr = match target.ip() {
-            IpAddr::V4(_) => [0; 4].into(),
-            IpAddr::V6(_) => [0_u16; 8].into(),
-        };
-        // Nothing is sent: connecting only chooses the route.
-        let socket = UdpSocket::bind((any, 0)).ok()?;
-        socket.connect(target).ok()?;
-        Some(socket.local_addr().ok()?.ip())
-    })
-}
-
-/// A port to choose a route by.
-const DISCARD: u16 = 9;
 
 #[cfg(test)]
 mod tests {
@@ -313,6 +309,12 @@ mod tests {
             // A batch script, and a shell of salloc.
             "SLURM_JOB_ID=7 SLURM_PROCID=0 SLURM_NODEID=0 SLURM_JOB_NODELIST=n[1-2]",
             "SLURM_JOB_ID=7 SLURM_JOB_NODELIST=n[1-2] SLURM_NNODES=2",
+            // What inherits the variables of one process that has none beside it.
+            "SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_PROCID=0 SLURM_STEP_NUM_NODES=1 \
+             SLURM_STEP_NUM_TASKS=1 SLURM_STEP_NODELIST=n1",
+            "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1 OMPI_COMM_WORLD_LOCAL_SIZE=1",
+            "PMI_RANK=0 PMI_SIZE=1 MPI_LOCALNRANKS=1",
+            "LWS_WORKER_INDEX=0 LWS_GROUP_SIZE=1",
             // A pod of a Deployment.
             "KUBERNETES_SERVICE_HOST=10.0.0.1",
             "DMLC_ROLE=",
@@ -344,7 +346,10 @@ mod tests {
             PMIX_RANK=1 PMIX_NAMESPACE=1719664641 \
             OMPI_MCA_orte_hnp_uri=1719664640.0;tcp://192.0.2.2,198.51.100.2:34555;tcp6://[fd00::2]:37341";
         let place = found(vars);
-        assert_eq!((place.by, place.root.as_deref()), ("OpenMPI", Some("192.0.2.2")));
+        assert_eq!(
+            (place.by, place.root.as_deref()),
+            ("OpenMPI (OMPI_COMM_WORLD_RANK)", Some("192.0.2.2"))
+        );
         assert_eq!(place.seat, Seat::Rank { rank: 1, size: Some(3) });
         let within = found(&format!("{vars} {SLURM} SLURM_PROCID=0"));
         assert_eq!(within.seat, Seat::Rank { rank: 1, size: Some(3) });
@@ -366,11 +371,11 @@ mod tests {
         // Under Slurm, Hydra's own rank counts where the two differ.
         let within =
             found(&format!("PMI_RANK=2 PMI_SIZE=3 MPI_LOCALNRANKS=1 {SLURM} SLURM_PROCID=1"));
-        assert_eq!((within.by, within.root.as_deref()), ("MPICH (PMI)", Some("n1")));
+        assert_eq!((within.by, within.root.as_deref()), ("MPICH (PMI_RANK)", Some("n1")));
         let srun = found(&format!("PMI_RANK=1 PMI_SIZE=4 {SLURM} SLURM_PROCID=1"));
-        assert_eq!((srun.by, srun.root.as_deref()), ("Slurm", Some("n2")));
+        assert_eq!((srun.by, srun.root.as_deref()), ("Slurm (SLURM_PROCID)", Some("n2")));
         let pmix = found(&format!("PMIX_RANK=1 {SLURM} SLURM_PROCID=1"));
-        assert_eq!(pmix.by, "Slurm");
+        assert_eq!(pmix.by, "Slurm (SLURM_PROCID)");
     }
 
     #[test]
@@ -418,11 +423,6 @@ mod tests {
         let place = found(&format!("{SLURM} SLURM_PROCID=0"));
         let error = place.role(2, 2).unwrap_err();
         assert!(error.contains("4 processes") && error.contains("are 5"), "{error}");
-    }
-
-    #[test]
-    fn the_own_address_is_on_the_way_to_the_peer() {
-        assert_eq!(own_address_towards("127.0.0.1"), Some([127, 0, 0, 1].into()));
-        assert_eq!(own_address_towards("no such host"), None);
+        assert!(error.contains("SLURM_PROCID") && error.contains("--hosts"), "{error}");
     }
 }
