@@ -8,6 +8,7 @@
 mod support;
 
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -84,13 +85,13 @@ fn the_first_failure_ends_all_with_its_status() {
         (
             r#"[ "$CARAVAN_RANK" != 1 ] || kill -9 $$; sleep LONG"#,
             137,
-            "worker 1 was ended by signal 9",
+            "worker 1 was ended by signal 9 (SIGKILL)",
         ),
         // The scheduler misses the worker before anybody has heard of it.
         (
             r#"case $CARAVAN_ROLE$CARAVAN_RANK in scheduler) exit 1;; worker1) sleep 0.1; kill -9 $$;; esac; sleep LONG"#,
             137,
-            "worker 1 was ended by signal 9",
+            "worker 1 was ended by signal 9 (SIGKILL)",
         ),
     ] {
         let output = output(launch("--workers 2", &script.replace("LONG", &seconds)));
@@ -108,6 +109,44 @@ fn a_killed_process_ends_all_others_and_what_they_have_started() {
     support::signal("KILL", pids[1]);
     assert_eq!(ended(&mut job, PATIENCE).code(), Some(137));
     assert!(pids_with(&seconds).is_empty(), "the launcher ends last");
+}
+
+#[test]
+fn what_has_a_session_of_its_own_ends_with_the_job() {
+    let seconds = long(5);
+    // They fail once what they have started is out of their session.
+    let script = r#"setsid sleep LONG & until read -r _ _ _ _ _ session _ </proc/$!/stat &&
+        [ "$session" = $! ]; do :; done; [ $CARAVAN_ROLE = WHO ] && exit 7; sleep LONG"#;
+    for who in ["worker", "scheduler"] {
+        let script = script.replace("LONG", &seconds).replace("WHO", who);
+        let output = output(launch("--workers 2", &script));
+        assert_eq!(output.status.code(), Some(7), "{}", text(&output.stderr));
+        assert!(pids_with(&seconds).is_empty(), "the launcher ends last");
+    }
+}
+
+/// Its nodes never join, so that only the end of the launcher can end it.
+#[test]
+fn a_scheduler_that_waits_for_nodes_ends_with_its_launcher() {
+    let seconds = long(6);
+    let caravan = env!("CARGO_BIN_EXE_caravan");
+    let script = format!(
+        "[ $CARAVAN_ROLE = scheduler ] || exec sleep {seconds}; echo $$; \
+         exec {caravan} bench latency --smoke --van tcp"
+    );
+    let mut job = launch("", &script);
+    job.env("CARAVAN_JOIN_TIMEOUT_S", "86400").stdout(Stdio::piped());
+    let mut job = job.spawn().unwrap();
+    let mut lines = BufReader::new(job.stdout.take().unwrap()).lines();
+    let scheduler: u32 = lines.next().unwrap().unwrap().parse().unwrap();
+    job.kill().unwrap();
+    job.wait().unwrap();
+    let began = Instant::now();
+    while support::variable(scheduler, "CARAVAN_ROLE").is_some() {
+        assert!(began.elapsed() < PATIENCE, "the scheduler is left");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    all_gone(&seconds, PATIENCE);
 }
 
 #[test]
@@ -198,7 +237,80 @@ fn programs_and_hosts_that_are_not_there_are_named() {
     let said = text(&unreachable.stderr);
     assert!(said.contains("cannot reach"), "{said}");
     let other = support::caravan("bench latency --smoke --hosts A --ssh echo").output().unwrap();
-    assert!(text(&other.stderr).contains("not of this program"), "{}", text(&other.stderr));
+    let said = text(&other.stderr);
+    assert!(said.contains("cannot reach A: echo ended with status 0: A exec sh"), "{said}");
+}
+
+/// A remote shell of this host, which does `first` before it runs the command.
+fn remote_shell(test: &str, first: &str) -> String {
+    let path = support::folder(test).join("ssh");
+    let script = format!("#!/bin/sh\n{first}\nshift\nexec sh -c \"$*\"\n");
+    std::fs::write(&path, script).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn what_remote_shells_print_is_shown_with_the_host() {
+    let first = "echo welcome to $1; export SSH_CONNECTION='127.0.0.1 1 127.0.0.1 2'";
+    let ssh = remote_shell("banner", first);
+    let welcomed = output(launch(&format!("--hosts nodeA,nodeB --ssh {ssh}"), "echo up"));
+    let said = text(&welcomed.stderr);
+    assert!(welcomed.status.success(), "{said}");
+    assert!(said.contains("nodeA: welcome to nodeA"), "{said}");
+    assert!(said.contains("nodeB: welcome to nodeB"), "{said}");
+    let lines = ["server 0 on nodeA: up", "up", "worker 0 on nodeB: up"];
+    assert_eq!(sorted(&welcomed.stdout), lines);
+
+    let ssh = remote_shell("denied", "echo welcome; echo 'Permission denied' >&2; exit 255");
+    let denied = output(launch(&format!("--hosts nodeA --ssh {ssh}"), "true"));
+    let said = text(&denied.stderr);
+    assert_eq!(denied.status.code(), Some(1), "{said}");
+    assert!(said.contains("nodeA: welcome") && said.contains("nodeA: Permission denied"), "{said}");
+    assert!(
+        said.contains("cannot reach nodeA") && said.contains("ended with status 255"),
+        "{said}"
+    );
+
+    let ssh = remote_shell("killed", "kill -9 $$");
+    let killed = output(launch(&format!("--hosts nodeA --ssh {ssh}"), "true"));
+    let said = text(&killed.stderr);
+    assert!(said.contains("was ended by signal 9 (SIGKILL)"), "{said}");
+}
+
+/// Of a step of Slurm or a run of MPI with one process, whose variables a shell hands down.
+#[test]
+fn inherited_variables_do_not_outweigh_the_command_line() {
+    for variables in [
+        "SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_PROCID=0 SLURM_STEP_NUM_NODES=1 \
+         SLURM_STEP_NUM_TASKS=1 SLURM_STEP_NODELIST=n1",
+        "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1",
+        "PMI_RANK=0 PMI_SIZE=1",
+        "CARAVAN_RANK=7",
+    ] {
+        let pairs = variables.split_whitespace().map(|pair| pair.split_once('=').unwrap());
+        let mut job = launch("", "echo $CARAVAN_ROLE");
+        job.envs(pairs.clone());
+        let output = output(job);
+        assert!(output.status.success(), "{variables}: {}", text(&output.stderr));
+        assert_eq!(text(&output.stdout).lines().count(), 3, "{variables}");
+    }
+    // A rank among several, but for --hosts, and one that is wrong.
+    for variables in [("OMPI_COMM_WORLD_SIZE", "9"), ("OMPI_COMM_WORLD_SIZE", "x")] {
+        let mut job = launch("--hosts localhost", "true");
+        job.env("OMPI_COMM_WORLD_RANK", "0").envs([variables]);
+        let output = output(job);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+    }
+    for line in ["launch -- true", "bench latency --smoke", "bench latency --smoke --hosts A"] {
+        for role in ["scheduler", "server", "worker"] {
+            let output = support::caravan(line).env("CARAVAN_ROLE", role).output().unwrap();
+            let said = text(&output.stderr);
+            assert_eq!(output.status.code(), Some(2), "{line}: {said}");
+            assert!(said.contains(&format!("CARAVAN_ROLE={role}")), "{line}: {said}");
+            assert!(said.contains("unset CARAVAN_ROLE"), "{line}: {said}");
+        }
+    }
 }
 
 /// The variables of a process, by its place and the scheduler's port.

@@ -5,7 +5,8 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::process::{Child, Command, Stdio};
 use std::thread;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail};
+use caravan_kv::how_ended;
 use caravan_van::Wait;
 use clap::ValueEnum;
 
@@ -49,7 +50,10 @@ impl Process {
         let mut stdout = BufReader::new(stdout);
         stdout.read_line(&mut process.address).context("the other process is silent")?;
         process.address.truncate(process.address.trim_end().len());
-        ensure!(!process.address.is_empty(), "the other process does not listen at {at}");
+        if process.address.is_empty() {
+            let ended = how_ended(process.child.wait().context("waiting for the other process")?);
+            bail!("the other process, which is to listen at {at}, {ended}");
+        }
         Ok(process)
     }
 

@@ -19,6 +19,7 @@ use clap::ValueEnum;
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
+use super::descendants;
 use super::talk::{End, Hello, Node, Order, Said, VERSION, hear, say};
 use super::{child_variables, on_signals, program};
 use crate::cli::ending::NO_THREAD;
@@ -66,6 +67,7 @@ struct Running {
 /// # Errors
 /// If there is no order, or the launcher no longer listens.
 pub(crate) fn run(through: Through) -> Result<()> {
+    descendants::adopt();
     let launcher = launcher_address(through);
     let own = launcher.and_then(|launcher| own_address_towards(&launcher.to_string()));
     let mut out = io::stdout();
@@ -237,6 +239,7 @@ impl Host {
         for running in self.running.values_mut() {
             let _ = running.child.wait();
         }
+        descendants::end_all();
     }
 }
 

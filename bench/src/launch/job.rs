@@ -11,8 +11,9 @@ use caravan_kv::{ClusterConfig, JobRole, SecretSource, spawn_node};
 use rustix::process::{Signal, kill_process_group};
 
 use super::agent::{Through, at_port, on_exit, pid};
+use super::descendants;
 use super::hosts::{Host, deal};
-use super::remote::{Agent, Event};
+use super::remote::{Agent, Event, ended_by};
 use super::sight::{Sight, addresses, free_port};
 use super::talk::{End, Node, Order, Said, VERSION, say};
 use super::{child_variables, on_signals, program};
@@ -48,6 +49,7 @@ pub(super) struct Plan {
 /// # Errors
 /// [`Failed`] with the status of the first process that failed; hosts that cannot be reached.
 pub(super) fn run(plan: &Plan) -> Result<()> {
+    descendants::adopt();
     let mut config = plan.config.clone();
     config.node = config.node.for_launch().map_err(|error| Usage(error.to_string()))?;
     config.node.launched = false; // nodes may be there before the scheduler
@@ -147,9 +149,8 @@ impl Job {
                 Ok(Event::Noise(at, line)) => self.noise(at, line),
                 Ok(Event::Silent(at, why)) => {
                     let agent = &mut self.agents[at];
-                    let status = agent.shell.wait().map_or(String::new(), |s| format!(" ({s})"));
-                    let why = why.unwrap_or_else(|| agent.noise.clone());
-                    bail!("cannot reach {}{status}: {why}", agent.host);
+                    let why = agent.last_words(why);
+                    bail!("cannot reach {}: {why}", agent.host);
                 }
                 Ok(Event::Signal(signal)) => {
                     let why = "interrupted before the job began".to_owned();
@@ -282,12 +283,12 @@ impl Job {
         for member in left {
             member.has_ended = true;
         }
-        let agent = &self.agents[at];
-        let why = why.unwrap_or_else(|| agent.noise.clone());
+        let agent = &mut self.agents[at];
+        let (host, why) = (agent.host.clone(), agent.last_words(why));
         if self.told.is_none() {
-            report::say(format_args!("{} was lost: {why}", agent.host));
+            report::say(format_args!("{host} was lost: {why}"));
         }
-        self.note(format!("the agent on {}", agent.host), End::Status(LOST));
+        self.note(format!("the agent on {host}"), End::Status(LOST));
     }
 
     fn reap_scheduler(&mut self) -> Result<()> {
@@ -381,12 +382,11 @@ impl Drop for Job {
         }
         let until = Instant::now() + END_WITHIN;
         for agent in &mut self.agents {
-            while matches!(agent.shell.try_wait(), Ok(None)) && Instant::now() < until {
-                std::thread::sleep(Duration::from_millis(5));
-            }
+            ended_by(&mut agent.shell, until);
             let _ = agent.shell.kill();
             let _ = agent.shell.wait();
         }
+        descendants::end_all();
     }
 }
 

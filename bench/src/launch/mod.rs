@@ -12,6 +12,7 @@
 //! tracker of ps-lite), each of them becomes its role at once (`place.rs`).
 
 pub(crate) mod agent;
+mod descendants;
 pub(crate) mod hosts;
 mod job;
 mod place;

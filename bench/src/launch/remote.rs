@@ -1,16 +1,17 @@
 //! The launcher's side of an agent: the remote shell that starts it, and what comes from there.
 
 use std::io::BufReader;
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Sender};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use caravan_kv::how_ended;
 
 use super::agent::{Through, each_line, spawn};
 use super::hosts::Host;
 use super::job::Plan;
-use super::talk::{Hello, Node, Said, hear};
+use super::talk::{Hello, Node, Said, hear, hear_after};
 use crate::cli::values::name;
 
 /// Longest wait for what a remote shell that has ended says of it.
@@ -32,6 +33,8 @@ pub(super) enum Event {
 pub(super) struct Agent {
     pub(super) host: String,
     pub(super) shell: Child,
+    /// What the remote shell is called.
+    program: String,
     /// Closed to end all processes of the agent.
     pub(super) input: Option<ChildStdin>,
     pub(super) hello: Option<Hello>,
@@ -52,8 +55,8 @@ impl Agent {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         // A signal from the terminal is for the launcher only.
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
-        let shell = command.get_program().to_string_lossy().into_owned();
-        let mut shell = command.spawn().with_context(|| format!("cannot start {shell}"))?;
+        let program = command.get_program().to_string_lossy().into_owned();
+        let mut shell = command.spawn().with_context(|| format!("cannot start {program}"))?;
         let input = shell.stdin.take();
         let output = shell.stdout.take().context("its output is a pipe")?;
         let noise = shell.stderr.take().context("its output is a pipe")?;
@@ -71,13 +74,36 @@ impl Agent {
             let _ = events.send(Event::Silent(at, why.map(|why| format!("{why:#}"))));
         })?;
         let host = host.to_owned();
-        Ok(Agent { host, shell, input, hello: None, nodes, noise: "it says nothing".to_owned() })
+        let noise = "it says nothing".to_owned();
+        Ok(Agent { host, shell, program, input, hello: None, nodes, noise })
+    }
+
+    /// Why it says no more: `why`, or the last line of its remote shell, and how that ended.
+    pub(super) fn last_words(&mut self, why: Option<String>) -> String {
+        let why = why.unwrap_or_else(|| self.noise.clone());
+        match ended_by(&mut self.shell, Instant::now() + LAST_WORDS_WITHIN) {
+            Some(status) => format!("{} {}: {why}", self.program, how_ended(status)),
+            None => why,
+        }
     }
 }
 
-/// Passes on what an agent says.
+/// Waits for the end of a process until then.
+pub(super) fn ended_by(process: &mut Child, until: Instant) -> Option<ExitStatus> {
+    loop {
+        match process.try_wait() {
+            Ok(None) if Instant::now() < until => std::thread::sleep(LOOK),
+            found => return found.ok().flatten(),
+        }
+    }
+}
+
+const LOOK: Duration = Duration::from_millis(5);
+
+/// Passes on what an agent says, and what its remote shell prints before.
 fn listen(output: &mut impl std::io::BufRead, at: usize, events: &Sender<Event>) -> Result<()> {
-    let Some(hello) = hear(output)? else { return Ok(()) };
+    let noise = |line| drop(events.send(Event::Noise(at, line)));
+    let Some(hello) = hear_after(output, noise)? else { return Ok(()) };
     let mut goes_on = events.send(Event::Hello(at, hello)).is_ok();
     while goes_on && let Some(said) = hear(output)? {
         goes_on = events.send(Event::Said(said)).is_ok();

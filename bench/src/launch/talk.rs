@@ -4,11 +4,12 @@
 
 use std::io::{self, BufRead, Read, Write};
 use std::net::IpAddr;
+use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::ExitStatus;
 
-use anyhow::{Context, Result, ensure};
-use caravan_kv::JobRole;
+use anyhow::{Context, Result, bail, ensure};
+use caravan_kv::{JobRole, how_ended};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -69,7 +70,6 @@ pub(super) enum End {
 
 impl End {
     pub(super) fn of(status: ExitStatus) -> End {
-        use std::os::unix::process::ExitStatusExt;
         match (status.code(), status.signal()) {
             (Some(code), _) => End::Status(code),
             (None, signal) => End::Signal(signal.unwrap_or_default()),
@@ -92,8 +92,9 @@ impl End {
 impl std::fmt::Display for End {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            End::Status(code) => write!(f, "ended with status {code}"),
-            End::Signal(signal) => write!(f, "was ended by signal {signal}"),
+            // As the system says it of a process that this one has started.
+            End::Signal(signal) => f.write_str(&how_ended(ExitStatus::from_raw(*signal))),
+            End::Status(code) => f.write_str(&how_ended(ExitStatus::from_raw(code << 8))),
         }
     }
 }
@@ -121,6 +122,33 @@ pub(super) fn hear<T: DeserializeOwned>(from: &mut impl BufRead) -> Result<Optio
     heard.map(Some).ok().context("a line that is not of this program")
 }
 
+/// Lines that a login may print before the first one of this program, and how much is shown of
+/// each, in bytes.
+const BANNER_LINES_MAX: usize = 100;
+const BANNER_LINE_MAX: u64 = 4 << 10;
+
+/// Reads the first line that is of this program; those before it go to `noise`. `None` at the end.
+///
+/// # Errors
+/// If there are too many of those, or the input breaks.
+pub(super) fn hear_after<T: DeserializeOwned>(
+    from: &mut impl BufRead,
+    mut noise: impl FnMut(String),
+) -> Result<Option<T>> {
+    for _ in 0..BANNER_LINES_MAX {
+        let mut line = Vec::new();
+        from.take(BANNER_LINE_MAX).read_until(b'\n', &mut line)?;
+        if line.is_empty() {
+            return Ok(None);
+        }
+        if let Ok(heard) = serde_json::from_slice(&line) {
+            return Ok(Some(heard));
+        }
+        noise(String::from_utf8_lossy(&line).trim_end().to_owned());
+    }
+    bail!("it prints {BANNER_LINES_MAX} lines, and none is of this program");
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -136,6 +164,28 @@ mod tests {
         let ended = hear::<Said>(&mut wire).unwrap();
         assert_eq!(ended, Some(Said::Ended { at: 0, end: End::Signal(9) }));
         assert_eq!(hear::<Said>(&mut wire).unwrap(), None);
+    }
+
+    #[test]
+    fn lines_of_a_login_come_before_the_first() {
+        let mut wire = b"welcome\n\xff{}\n".to_vec();
+        say(&mut wire, &Said::Ended { at: 0, end: End::Signal(9) }).unwrap();
+        let mut shown = Vec::new();
+        let heard = hear_after::<Said>(&mut &wire[..], |line| shown.push(line)).unwrap();
+        assert_eq!(heard, Some(Said::Ended { at: 0, end: End::Signal(9) }));
+        assert_eq!(shown, ["welcome", "\u{fffd}{}"]);
+        let endless = "x".repeat(3 << 20);
+        let mut bytes = 0;
+        let error = hear_after::<Said>(&mut endless.as_bytes(), |line| bytes += line.len());
+        assert!(error.unwrap_err().to_string().contains("100 lines"));
+        assert_eq!(bytes, BANNER_LINES_MAX * BANNER_LINE_MAX as usize);
+        assert!(hear_after::<Said>(&mut "".as_bytes(), drop).unwrap().is_none());
+    }
+
+    #[test]
+    fn a_signal_has_its_name() {
+        assert_eq!(End::Signal(9).to_string(), "was ended by signal 9 (SIGKILL)");
+        assert_eq!(End::Status(7).to_string(), "ended with status 7");
     }
 
     #[test]
