@@ -298,10 +298,33 @@ fn who_may_not_share_memory_takes_sockets() {
     assert_eq!(trained[0]["bits"], trained[1]["bits"]);
 }
 
+/// Goal: a server whose address other hosts cannot reach is refused, and says what to set.
+fn an_address_that_other_hosts_cannot_reach_is_refused() {
+    let Some(hosts) = Hosts::start() else { return };
+    let mut config = ClusterConfig::default();
+    config.node.scheduler = "192.0.2.1:7000".to_owned();
+    let secret = Secret::random().to_hex();
+    let on = |host: usize, role: &str| {
+        let mut command = hosts.command(host, role);
+        command.envs(config.to_vars()).env("CARAVAN_SECRET", &secret);
+        command.env("CARAVAN_HOST", "127.0.0.1").env("CARAVAN_TEST_PAUSE_MS", "0");
+        command.stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let refused = |node: Child| {
+        let output = node.wait_with_output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success() && said.contains("set CARAVAN_HOST"), "{said}");
+    };
+    refused(on(1, "server"));
+    // Beside the scheduler the server is wrong only because the worker is not there.
+    [on(0, "server"), on(1, "worker"), on(0, "driver")].into_iter().for_each(refused);
+}
+
 fn main() -> ExitCode {
     let tests: &[(&str, fn())] = processes::tests![
         each_pair_takes_its_own_van_and_the_same_is_trained,
         who_may_not_share_memory_takes_sockets,
+        an_address_that_other_hosts_cannot_reach_is_refused,
         a_cut_cable_heals_without_loss,
         a_slow_path_changes_nothing,
     ];
