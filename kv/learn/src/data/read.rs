@@ -107,9 +107,7 @@ pub fn parse(path: &Path, text: &[u8]) -> Result<Examples> {
     block.rows = block.numbered_rows().count() as u64;
     let parsed =
         rows_of(std::iter::once(Ok(block)), None, vec![Shard::ALL], Labels::Classes).next();
-    parsed
-        .map_or_else(|| Ok(Vec::new()), |rows| rows)
-        .map(|mut rows| rows.pop().unwrap_or_default())
+    parsed.unwrap_or_else(|| Ok(Vec::new())).map(|mut rows| rows.pop().unwrap_or_default())
 }
 
 /// Hands the rows of a shard to `sink` in order, block by block, each converted by `make` on the
