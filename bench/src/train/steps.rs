@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use caravan_kv::{Cluster, ClusterConfig};
 use caravan_learn::data::{Examples, Shard, check_shared, listed};
 use caravan_learn::model::{Format, RowModel, predict};
@@ -23,6 +23,9 @@ use crate::cli::{Common, Factored, Lda, LinReg, Sgd, Steps, TrainCommand};
 use crate::cluster;
 use crate::report::Row;
 
+/// Where a process finds what it has open, and each process something else.
+const OWN: [&str; 3] = ["/dev/stdin", "/dev/fd", "/proc/self"];
+
 /// Runs `caravan train` with an algorithm that trains in steps.
 ///
 /// # Errors
@@ -30,6 +33,11 @@ use crate::report::Row;
 /// SIGTERM.
 pub(crate) fn run(common: &Common, command: &TrainCommand) -> Result<()> {
     check_shared(command.data())?;
+    let is_own = |path: &&PathBuf| OWN.iter().any(|own| path.starts_with(own));
+    if let Some(path) = command.data().iter().find(is_own) {
+        let path = path.display();
+        bail!("{path} is open in this process alone, and not in workers: name the file itself");
+    }
     match command {
         TrainCommand::Dbpg(args) => super::dbpg(common, args),
         TrainCommand::Sgd(args) => sgd(common, args),

@@ -11,9 +11,6 @@ use caravan_kv::objects::{Object, is_address};
 
 use crate::{Error, Result};
 
-/// Where a process finds what it has open, and each process something else.
-const OWN: [&str; 3] = ["/dev/stdin", "/dev/fd", "/proc/self"];
-
 /// Checks the names of data that several processes or passes read, before they do: each can be sent
 /// to a worker, and none is a pipe or a device, which only one reader would get. Names of what is
 /// not there are left to whoever opens them, maybe elsewhere.
@@ -26,13 +23,8 @@ pub fn check_shared(paths: &[PathBuf]) -> Result<()> {
             return Err(Error::Name { path: path.clone() });
         }
         let found = fs::metadata(path).ok().filter(|found| !found.is_dir());
-        let own =
-            OWN.iter().any(|own| path.starts_with(own)).then_some("open in this process alone");
-        let kind = |found: fs::Metadata| match found.is_file() {
-            true => own,
-            false => Some(files::kind_of(found.file_type())),
-        };
-        if let Some(what) = found.and_then(kind) {
+        let other = found.filter(|found| !found.is_file());
+        if let Some(what) = other.map(|found| files::kind_of(found.file_type())) {
             return Err(Error::ReadOnce { path: path.clone(), what });
         }
     }
