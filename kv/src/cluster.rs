@@ -520,20 +520,20 @@ fn explained<T>(
         Err(error) => error,
         answer => return answer,
     };
-    let blamed = match &error {
-        Error::NodeLost { node, .. } => node,
-        Error::TaskFailed { reason, .. } => reason,
+    let (blamed, why) = match &error {
+        Error::NodeLost { node, reason } => (node.clone(), reason.clone()),
+        Error::TaskFailed { reason, .. } => (reason.clone(), error.to_string()),
         _ => return Err(error),
     };
     let mut children = children.borrow_mut();
-    let mut named = children.iter_mut().filter(|child| is_named(&child.name, blamed));
+    let mut named = children.iter_mut().filter(|child| is_named(&child.name, &blamed));
     let mut ends = |child: &mut Node<Child>| end_of_lost(child, &mut scheduler).map(how_ended);
     let Some(ended) = named.find_map(|child| Some((child.name.clone(), ends(child)?))) else {
         return Err(error);
     };
     let (name, ended) = ended;
     let node = if let Error::NodeLost { node, .. } = error { node } else { name };
-    Err(Error::NodeLost { node, reason: format!("it {ended}") })
+    Err(Error::NodeLost { node, reason: format!("it {ended}; {why}") })
 }
 
 /// Whether a text has the name of this node, and not that of one with a longer number.

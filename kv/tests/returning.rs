@@ -7,10 +7,11 @@
 
 #[path = "support/simulated.rs"]
 mod simulated;
+#[path = "support/small_disk.rs"]
+mod small_disk;
 
 use std::cell::{Cell, RefCell};
 use std::fs;
-use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -141,10 +142,14 @@ type Meanwhile<'a> = &'a dyn Fn(&Network, &ClusterConfig, &mut Draws, u64);
 
 /// Runs jobs until `kills` schedulers have died; returns the number of rounds.
 fn run(seed: u64, kills: u64, meanwhile: Meanwhile<'_>) -> u64 {
+    run_in(tempfile::tempdir().unwrap().path(), seed, kills, meanwhile)
+}
+
+/// With the state in this folder.
+fn run_in(folder: &Path, seed: u64, kills: u64, meanwhile: Meanwhile<'_>) -> u64 {
     let network = Network::new(seed, Faults::jittery());
-    let folder = tempfile::tempdir().unwrap();
     let shared = Arc::new(Shared::default());
-    let mut config = config(folder.path(), SERVERS, WORKERS);
+    let mut config = config(folder, SERVERS, WORKERS);
     let mut scheduler = start_first(&network, &mut config, &shared);
     let servers = (0..SERVERS).map(|rank| {
         let node = config.node.clone();
@@ -326,6 +331,7 @@ fn an_older_state_is_refused() {
 #[test]
 fn a_full_disk_is_waited_for() {
     for_each_seed(2, |seed| {
+        let Some(disk) = small_disk::SmallDisk::new(3) else { return }; // a lock and two states
         let full = |network: &Network, config: &ClusterConfig, _: &mut Draws, _: u64| {
             let folder = config.node.state.clone().unwrap();
             let node = config.node.clone();
@@ -334,8 +340,7 @@ fn a_full_disk_is_waited_for() {
                 let (newest, _) = newest(&folder);
                 let next = ["state-0", "state-1"].map(|name| folder.join(name));
                 let next = next.into_iter().find(|path| *path != newest).unwrap();
-                fs::remove_file(&next).unwrap();
-                symlink("/dev/full", &next).unwrap();
+                let filler = small_disk::SmallDisk::fill(&folder, &next);
                 network.sleep(SECOND / 5);
                 let mut jobs = Jobs::of(&node).unwrap();
                 let paused = jobs.paused().unwrap().unwrap();
@@ -343,12 +348,12 @@ fn a_full_disk_is_waited_for() {
                 let listed = jobs.list().unwrap();
                 network.sleep(10 * SECOND);
                 assert_eq!(jobs.list().unwrap(), listed);
-                fs::remove_file(&next).unwrap();
+                fs::remove_file(&filler).unwrap();
                 network.sleep(SECOND);
                 assert_eq!(jobs.paused().unwrap(), None);
             });
         };
-        run(seed, 1, &full);
+        run_in(disk.path(), seed, 1, &full);
     });
 }
 

@@ -178,6 +178,10 @@ fn failed(what: &str, place: &str, why: &Failure) -> Error {
 }
 
 #[cfg(test)]
+#[path = "../../../tests/support/small_disk.rs"]
+mod small_disk;
+
+#[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
     use std::cell::Cell;
@@ -187,6 +191,7 @@ mod tests {
 
     use super::super::super::session::Stamp;
     use super::super::state::{Kept, Lineage};
+    use super::small_disk::SmallDisk;
     use super::*;
 
     const NOW: Duration = Duration::ZERO;
@@ -320,14 +325,16 @@ mod tests {
 
     #[test]
     fn a_full_disk_is_written_again_after_a_while() {
-        let folder = tempfile::tempdir().unwrap();
+        let Some(folder) = SmallDisk::new(3) else { return }; // a lock and two states
         let mut keeper = Keeper::open(folder.path(), 7).unwrap();
         let full = folder.path().join("state-1");
-        std::os::unix::fs::symlink("/dev/full", &full).unwrap();
+        fs::write(&full, "").unwrap();
+        fs::write(folder.path().join("state-0"), "").unwrap();
+        let filler = SmallDisk::fill(folder.path(), &full);
         assert!(keeper.save(NOW, 1, &1).unwrap());
         assert!(!keeper.save(NOW, 2, &2).unwrap());
         assert!(keeper.paused().unwrap().contains(&folder.path().display().to_string()));
-        fs::remove_file(&full).unwrap();
+        fs::remove_file(&filler).unwrap();
         assert!(!keeper.save(NOW + AGAIN / 2, 2, &2).unwrap());
         assert!(keeper.save(NOW + AGAIN, 2, &2).unwrap());
         assert_eq!(keeper.paused(), None);
