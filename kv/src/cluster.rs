@@ -57,6 +57,8 @@ struct Node<T> {
     role: Role,
     name: String,
     run: T,
+    /// Whether it was lost and did not end: it stands still.
+    stands: bool,
 }
 
 impl Cluster {
@@ -199,7 +201,7 @@ impl Cluster {
                     let spawned = spawn_node(&mut command, &self.config);
                     let run =
                         spawned.map_err(|source| Error::Spawn { what: name.clone(), source })?;
-                    self.children.borrow_mut().push(Node { role, name, run });
+                    self.children.borrow_mut().push(Node { role, name, run, stands: false });
                 }
                 Launch::Simulated(handles, apps) => {
                     let config = self.config.node.clone();
@@ -210,7 +212,7 @@ impl Cluster {
                         Role::Worker => node::run_worker(&config, Some(rank), &apps, false),
                     };
                     let run = node::SimulatedNode::start(&name, run)?;
-                    self.simulated.push(Node { role, name, run });
+                    self.simulated.push(Node { role, name, run, stands: false });
                 }
                 Launch::Threads(handles, apps) => {
                     let config = self.config.clone();
@@ -230,7 +232,7 @@ impl Cluster {
                     let run = builder
                         .spawn(run)
                         .map_err(|source| Error::Spawn { what: name.clone(), source })?;
-                    self.threads.push(Node { role, name, run });
+                    self.threads.push(Node { role, name, run, stands: false });
                 }
             }
         }
@@ -493,7 +495,7 @@ impl Cluster {
             let (role, name) = (thread.role, thread.name.clone());
             outcome.add(role, &name, joined(thread));
         }
-        for Node { role, name, run } in self.simulated.drain(..) {
+        for Node { role, name, run, .. } in self.simulated.drain(..) {
             outcome.add(role, &name, run.join());
         }
         outcome.first
@@ -542,13 +544,19 @@ fn is_named(name: &str, text: &str) -> bool {
     found.any(|(at, _)| !text[at + name.len()..].starts_with(|c: char| c.is_ascii_digit()))
 }
 
-/// The end of a lost child, whose lanes break shortly before it has ended; `None` if it goes on.
+/// The end of a lost child, whose lanes break shortly before it has ended; `None` if it goes on,
+/// which is waited for once.
 fn end_of_lost(child: &mut Node<Child>, scheduler: &mut Scheduler) -> Option<ExitStatus> {
-    let until = scheduler.now() + LAST_BREATH;
+    let patience = if child.stands { Duration::ZERO } else { LAST_BREATH };
+    let until = scheduler.now() + patience;
     loop {
         match child.run.try_wait() {
             Ok(None) if scheduler.now() < until => scheduler.nap(LOOK_AT_CHILD).ok()?,
-            found => return found.ok().flatten(),
+            found => {
+                let ended = found.ok().flatten();
+                child.stands = ended.is_none();
+                return ended;
+            }
         }
     }
 }
