@@ -88,7 +88,7 @@ impl Whole {
     /// Adds a term. Beyond 2^51, or if it is no number, it makes the sum infinite.
     #[inline(always)]
     pub(crate) fn add(&mut self, term: f64) {
-        if !(term.abs() <= TERM_MAX) {
+        if term.is_nan() || term.abs() > TERM_MAX {
             self.beyond = true;
             return;
         }

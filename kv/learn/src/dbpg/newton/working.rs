@@ -293,7 +293,8 @@ impl Working {
         let scale = self.scale();
         let slope_max = self.slope_max;
         let longest = steps.iter().fold(0.0, |most: f64, (_, step)| most.max(step.abs()));
-        self.beyond |= !(longest * self.bend_max <= slope_max);
+        let size = longest * self.bend_max;
+        self.beyond |= size.is_nan() || size > slope_max;
         self.on_tiles(entries, pool, |tile, rows, slopes| {
             let mut most = 0.0_f64;
             for &(k, step) in &steps {
