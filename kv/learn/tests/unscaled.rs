@@ -290,7 +290,7 @@ fn a_value_beside_which_the_penalty_is_lost_is_named() {
     assert!(trained.bound.is_none() && trained.objective >= 0.0 && trained.objective < 1e-3);
     let all =
         data::read(std::slice::from_ref(&file), data::Shard::ALL, 1.try_into().unwrap()).unwrap();
-    let mut margins = all.iter().map(|row| trained.model.margin(row) * f64::from(row.label));
+    let mut margins = all.iter().map(|row| trained.model.margin(row) * row.label);
     assert!(margins.all(|margin| margin.is_finite() && margin > 1.0));
     cluster.shutdown().unwrap();
     std::fs::remove_file(&file).unwrap();
