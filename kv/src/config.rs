@@ -299,8 +299,8 @@ pub fn join_host(host: &str, port: u16) -> String {
 pub const BYTE_UNITS: [(&str, u64); 4] =
     [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1)];
 
-/// Parses a number of bytes: `8`, `64KiB`, `1MiB`, `2GiB`, or in short `64K`, `1M`, `2G`, in capital
-/// or small letters; no fractions and no exponents.
+/// Parses a number of bytes: `8`, `64KiB`, `1MiB`, `2GiB`, or in short `64K`, `1M`, `2G`, in
+/// capital or small letters; no fractions and no exponents.
 pub fn parse_bytes(text: &str) -> Option<u64> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let suffix = &text[digits.len()..];

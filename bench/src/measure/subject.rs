@@ -220,8 +220,8 @@ pub(crate) struct Round<T> {
 }
 
 /// Lets `floor` and `subject` take turns: one round to warm up, then the effort's batches. `batch`
-/// runs one of so many requests. Returns all rounds, the warm-up first: its wrong answers count, its
-/// times don't.
+/// runs one of so many requests. Returns all rounds, the warm-up first: its wrong answers count,
+/// its times don't.
 pub(crate) fn take_turns<T>(
     effort: Effort,
     floor: &mut dyn Subject,

@@ -2,7 +2,8 @@
 //! Prometheus.
 //!
 //! All readers are looked at in turn, and none is waited for. Each has a bound on its time and on
-//! its length, which small HTTP servers on crates.io lack. The cluster does not notice a slow reader.
+//! its length, which small HTTP servers on crates.io lack. The cluster does not notice a slow
+//! reader.
 
 use std::collections::VecDeque;
 use std::fmt::{Display, Write as _};

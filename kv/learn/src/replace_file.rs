@@ -1,10 +1,10 @@
 //! Writes a file whole or not at all: to a partial file beside it, which is then renamed. Not for
 //! logs: nobody can read it half way.
 //!
-//! Only a plain file of this user is replaced, and its mode is kept. Others who may write to the folder can put
-//! a link or a pipe there: no link is followed, and no pipe is waited for. A process that is killed
-//! while it writes leaves its partial file behind; the next one that writes the same file removes
-//! it.
+//! Only a plain file of this user is replaced, and its mode is kept. Others who may write to the
+//! folder can put a link or a pipe there: no link is followed, and no pipe is waited for. A process
+//! that is killed while it writes leaves its partial file behind; the next one that writes the same
+//! file removes it.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, Metadata, Permissions, TryLockError};

@@ -1,8 +1,9 @@
 //! Goal: columns as people have them give right numbers, or an error that names the feature.
-//! Method: random small problems whose columns have sizes from 1e-12 to 1e12, are shifted, sparse or
-//! equal to others, with row weights from 1e-6 to 1e9. A plain coordinate descent on columns that
-//! were scaled by hand is the reference. What a run reports must be F of its model, no lower bound
-//! may be above F of any weights, and what calls itself converged must be as good as the reference.
+//! Method: random small problems whose columns have sizes from 1e-12 to 1e12, are shifted, sparse
+//! or equal to others, with row weights from 1e-6 to 1e9. A plain coordinate descent on columns
+//! that were scaled by hand is the reference. What a run reports must be F of its model, no lower
+//! bound may be above F of any weights, and what calls itself converged must be as good as the
+//! reference.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 #[path = "../../tests/support/vans.rs"]

@@ -317,9 +317,9 @@ mod tests {
         }
     }
 
-    /// Goal: other content in the place of a text is not taken for it, though its length and its time
-    /// of modification are the same. Method: a copy in its place, and the file itself written anew,
-    /// until the system's clock has gone on.
+    /// Goal: other content in the place of a text is not taken for it, though its length and its
+    /// time of modification are the same. Method: a copy in its place, and the file itself written
+    /// anew, until the system's clock has gone on.
     #[test]
     fn a_text_of_the_same_length_and_time_is_another() {
         let folder = Folder::new("cache-same");

@@ -1,10 +1,10 @@
 //! Columns of unusual size: each is divided by a power of 2, which is exact, and λ with it.
 //!
-//! Sums over rows are of integers in multiples of one number, and steps have limits that suit values
-//! about 1. A column of unix times beside one of shares would leave no digits to the shares. With
-//! x' = x 2^-e the weight is w' = w 2^e, so λ|w| = λ 2^-e |w'| and ½ λ₂ w² = ½ λ₂ 2^-2e w'²: the
-//! problem is the same. Columns whose largest |x| is from 2^-[`USUAL_BITS`] to 2^[`USUAL_BITS`] stay
-//! as they are, and then a run takes the same steps as without any of this.
+//! Sums over rows are of integers in multiples of one number, and steps have limits that suit
+//! values about 1. A column of unix times beside one of shares would leave no digits to the shares.
+//! With x' = x 2^-e the weight is w' = w 2^e, so λ|w| = λ 2^-e |w'| and ½ λ₂ w² = ½ λ₂ 2^-2e w'²:
+//! the problem is the same. Columns whose largest |x| is from 2^-[`USUAL_BITS`] to 2^[`USUAL_BITS`]
+//! stay as they are, and then a run takes the same steps as without any of this.
 //!
 //! Everything that computes has divided columns: workers, servers, and the driver's second-order
 //! method. Gradients are compared with λ, and weights are told, in the units of the data.

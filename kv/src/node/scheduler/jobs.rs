@@ -105,8 +105,8 @@ pub(super) struct Submission {
 }
 
 impl Jobs {
-    /// Waits for the drivers whose sessions outlast the scheduler, as long as earlier ones have not.
-    /// The others do not come back.
+    /// Waits for the drivers whose sessions outlast the scheduler, as long as earlier ones have
+    /// not. The others do not come back.
     pub(super) fn await_drivers(&mut self, plane: &Plane) {
         self.drivers.retain(|session, _| plane.sessions.has(*session));
         let now = plane.members.listened();

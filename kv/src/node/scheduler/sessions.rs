@@ -225,8 +225,8 @@ impl Sessions {
 
     /// Acknowledges what was heard, and sends what was said, which follows from the state `stamp`.
     /// Where there is none to speak of, only sessions go on that do not outlast the scheduler:
-    /// those of heartbeats, and of drivers that only look. Returns the sessions of nodes that do not
-    /// listen.
+    /// those of heartbeats, and of drivers that only look. Returns the sessions of nodes that do
+    /// not listen.
     pub(super) fn send(&mut self, endpoint: &mut Endpoint, stamp: Option<Stamp>) -> Vec<SessionId> {
         for lane in self.closing.drain(..) {
             endpoint.disconnect(lane);

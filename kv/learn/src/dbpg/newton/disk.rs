@@ -28,8 +28,8 @@ pub(crate) struct Disk {
     ones: Option<u64>,
 }
 
-/// Bytes of a wanted column: its key, entries, largest value and factor, its weight and what a worker keeps beside it, and
-/// its sums and key in messages and lists of them.
+/// Bytes of a wanted column: its key, entries, largest value and factor, its weight and what a
+/// worker keeps beside it, and its sums and key in messages and lists of them.
 const COLUMN_BYTES: usize = 8 + 4 + 8 + 8 + 17 + 16 + 2 * 28;
 
 impl Disk {

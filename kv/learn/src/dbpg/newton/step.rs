@@ -597,8 +597,8 @@ impl Newton {
         Ok(true)
     }
 
-    /// Visits all blocks once; returns Σ s² / h as each was reached, and how much q fell, unless sums
-    /// have left their range.
+    /// Visits all blocks once; returns Σ s² / h as each was reached, and how much q fell, unless
+    /// sums have left their range.
     fn sweep(
         &mut self,
         cluster: &mut Cluster,
