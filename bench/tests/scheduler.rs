@@ -8,15 +8,18 @@
 
 mod support;
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use caravan_van::Secret;
 use support::{PATIENCE, caravan, ended, folder, free_address, points, signal, text};
+
+/// What nodes say of a scheduler that is not theirs.
+const OTHER_CLUSTER: &str = "keeps the state of another cluster, or has none";
 
 /// A cluster whose scheduler is a process of its own.
 struct Cluster {
@@ -26,7 +29,8 @@ struct Cluster {
     keeps: String,
     away_s: u32,
     scheduler: Child,
-    nodes: Vec<Child>,
+    /// Each with the file of what it says.
+    nodes: Vec<(Child, PathBuf)>,
 }
 
 impl Cluster {
@@ -48,9 +52,10 @@ impl Cluster {
         };
         cluster.start_scheduler();
         for role in ["server", "server", "worker", "worker"] {
+            let log = folder.join(format!("node-{}.log", cluster.nodes.len()));
             let mut node = cluster.command(&format!("{role} --van tcp"));
-            node.current_dir(folder).stderr(Stdio::piped());
-            cluster.nodes.push(node.spawn().unwrap());
+            node.current_dir(folder).stderr(File::create(&log).unwrap());
+            cluster.nodes.push((node.spawn().unwrap(), log));
         }
         cluster
     }
@@ -85,9 +90,9 @@ impl Cluster {
     /// Waits until all nodes have ended; returns what each has said, and whether it has succeeded.
     fn nodes_ended(&mut self, within: Duration) -> Vec<(bool, String)> {
         let mut nodes = std::mem::take(&mut self.nodes);
-        let each = nodes.iter_mut().map(|node| {
+        let each = nodes.iter_mut().map(|(node, log)| {
             let status = ended(node, within);
-            (status.success(), said_by(node))
+            (status.success(), fs::read_to_string(log).unwrap())
         });
         each.collect()
     }
@@ -95,7 +100,7 @@ impl Cluster {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        for child in self.nodes.iter_mut().chain([&mut self.scheduler]) {
+        for child in self.nodes.iter_mut().map(|(node, _)| node).chain([&mut self.scheduler]) {
             let _ = child.kill();
             let _ = child.wait();
         }
@@ -269,7 +274,7 @@ fn a_node_that_is_lost_meanwhile_is_named() {
     let mut cluster = Cluster::start(&folder, 60);
     wait_until_complete(&cluster, &folder);
     cluster.kill_scheduler();
-    let mut lost = cluster.nodes.remove(3);
+    let (mut lost, _) = cluster.nodes.remove(3);
     lost.kill().unwrap();
     lost.wait().unwrap();
     cluster.start_scheduler();
@@ -335,6 +340,12 @@ fn nodes_wait_for_the_state_of_their_cluster() {
                 break;
             }
         }
+        for (_, log) in &cluster.nodes {
+            while !fs::read_to_string(log).unwrap().contains(OTHER_CLUSTER) {
+                assert!(began.elapsed() < PATIENCE, "{}", log.display());
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        }
     }
     cluster.kill_scheduler();
     cluster.keeps = right;
@@ -344,7 +355,6 @@ fn nodes_wait_for_the_state_of_their_cluster() {
     assert_eq!(cluster.scheduler_ended().0, Some(130));
     for (succeeded, said) in cluster.nodes_ended(PATIENCE) {
         assert!(succeeded, "{said}");
-        assert!(said.contains("keeps the state of another cluster, or has none"), "{said}");
     }
 }
 

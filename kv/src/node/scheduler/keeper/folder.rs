@@ -6,6 +6,7 @@
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
@@ -27,6 +28,13 @@ const FILES: [&str; 2] = ["state-0", "state-1"];
 
 /// The file that the one scheduler of a folder locks.
 const LOCK: &str = "lock";
+
+/// How long a lock may outlive its scheduler: a child that it was about to start has a copy of all
+/// that is open until it has become another program.
+const LOCK_PATIENCE: Duration = Duration::from_secs(1);
+
+/// Time between two attempts to lock.
+const LOCK_NAP: Duration = Duration::from_millis(5);
 
 /// The first line of a file.
 #[derive(Serialize, Deserialize)]
@@ -51,12 +59,20 @@ impl Folder {
         let opened = fs::create_dir_all(folder)
             .and_then(|()| files::create(&folder.join(LOCK), files::MODE_OWN));
         let lock = opened?;
-        match lock.try_lock() {
-            Ok(()) => Ok(Folder { folder: folder.to_owned(), _lock: lock }),
-            Err(TryLockError::WouldBlock) => {
-                Err("another scheduler that runs has its state there; take another folder".into())
+        let began = Instant::now();
+        loop {
+            match lock.try_lock() {
+                Ok(()) => return Ok(Folder { folder: folder.to_owned(), _lock: lock }),
+                Err(TryLockError::WouldBlock) if began.elapsed() < LOCK_PATIENCE => {
+                    std::thread::sleep(LOCK_NAP);
+                }
+                Err(TryLockError::WouldBlock) => {
+                    let why =
+                        "another scheduler that runs has its state there; take another folder";
+                    return Err(why.into());
+                }
+                Err(TryLockError::Error(error)) => return Err(error.into()),
             }
-            Err(TryLockError::Error(error)) => Err(error.into()),
         }
     }
 
@@ -175,6 +191,19 @@ mod tests {
 
     fn load(folder: &tempfile::TempDir) -> Kept<Option<Vec<u8>>> {
         Folder::open(folder.path()).unwrap().load()
+    }
+
+    /// As a child has it that was started and has not become another program yet.
+    #[test]
+    fn a_lock_may_outlive_its_scheduler() {
+        let folder = tempfile::tempdir().unwrap();
+        let copy = Folder::open(folder.path()).unwrap()._lock.try_clone().unwrap();
+        let child = std::thread::spawn(|| {
+            std::thread::sleep(Duration::from_millis(50));
+            drop(copy);
+        });
+        assert_eq!(load(&folder), Ok(None));
+        child.join().unwrap();
     }
 
     #[test]
