@@ -1,6 +1,7 @@
 //! The cluster that this program starts or belongs to: its settings from environment and flags, the
 //! tasks and tables of its nodes, its roles.
 
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::atomic::Ordering;
 
 use anyhow::{Context, Result, bail};
@@ -108,6 +109,11 @@ pub(crate) fn launch(config: &ClusterConfig, common: &Common) -> Result<Cluster>
     Cluster::launch(config, launch).map_err(as_usage)
 }
 
+/// A name for a job of which any number may run at once.
+pub(crate) fn name_of_one(of: &str) -> String {
+    format!("{of}-{:016x}", RandomState::new().build_hasher().finish())
+}
+
 /// Calls `work` with a client of a running cluster, to which this program is the job `job`. The job
 /// ends also where the work fails, so that the next one of its name need not wait until the
 /// scheduler has missed this one.
@@ -119,9 +125,8 @@ pub(crate) fn with_client<T>(
     job: &str,
     work: impl FnOnce(&mut Worker) -> Result<T>,
 ) -> Result<T> {
-    let cluster = Cluster::attach(node, job)?;
+    let cluster = Cluster::visit(node, job)?;
     let mut client = cluster.client()?;
-    client.set_namespace("");
     let done = work(&mut client);
     drop(client);
     let left = cluster.shutdown();

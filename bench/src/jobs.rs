@@ -1,7 +1,7 @@
 //! `caravan submit`, `status` and `cancel`: jobs of a running cluster.
 
 use anyhow::Result;
-use caravan_kv::{JobStatus, Jobs};
+use caravan_kv::{JobStatus, Jobs, TableCopies, TableSpec};
 use serde::Serialize;
 
 use crate::cli::ending::Usage;
@@ -34,13 +34,23 @@ pub(crate) fn submit(common: &Common, args: &SubmitArgs) -> Result<()> {
 pub(crate) fn status(common: &Common) -> Result<()> {
     let mut report = Report::new(common.format(), 0);
     let mut jobs = of_cluster(common)?;
-    if let Some(why) = jobs.paused()? {
-        report.row(&Paused { why })?;
+    let paused = jobs.paused()?;
+    if let Some(why) = &paused {
+        report.row(&Paused { why: why.clone() })?;
     }
     for JobStatus { job, tasks, workers, ends } in jobs.list()? {
         report.row(&Job { job, tasks, workers: workers.into_iter().collect(), ends })?;
     }
-    Ok(())
+    if paused.is_some() {
+        return Ok(()); // whoever asks servers is a driver, which the scheduler takes later
+    }
+    let node = cluster::running(common)?;
+    cluster::with_client(&node, &cluster::name_of_one("status"), |client| {
+        client.copies_of_tables("")?.into_iter().try_for_each(|copies| {
+            report.row(&Table::from(copies))?;
+            Ok(())
+        })
+    })
 }
 
 /// Runs `caravan cancel`.
@@ -88,5 +98,50 @@ impl Row for Job {
         let at = if workers.is_empty() { String::new() } else { format!(" at workers {workers}") };
         let ends = if *ends { ", ends" } else { "" };
         format!("{name}: {tasks} tasks{at}{ends}")
+    }
+}
+
+/// A table, and how its copies are.
+#[derive(Debug, Serialize)]
+struct Table {
+    namespace: String,
+    table: String,
+    id: u32,
+    replicas: u32,
+    /// Shards that lack a copy.
+    missing: usize,
+    /// Copies that are on their way.
+    coming: usize,
+    /// The first and the last key of each range that no server has any more.
+    lost: Vec<(u64, u64)>,
+}
+
+impl From<TableCopies> for Table {
+    fn from(copies: TableCopies) -> Table {
+        let TableCopies { table, missing, coming, lost } = copies;
+        let lost = lost.iter().map(|keys| (keys.begin(), keys.last())).collect();
+        let TableSpec { namespace, name, id, replicas, .. } = table;
+        Table { namespace, table: name, id, replicas, missing, coming, lost }
+    }
+}
+
+impl Row for Table {
+    const KIND: &'static str = "table";
+
+    fn text(&self) -> String {
+        let Table { namespace, table, id, replicas, missing, coming, lost } = self;
+        let slash = if namespace.is_empty() { "" } else { "/" };
+        let copies = match (replicas, missing, coming) {
+            (0, ..) => "no copies".to_owned(),
+            (_, 0, 0) => format!("{replicas} copies of each shard, all whole"),
+            _ => format!("{missing} shards lack a copy, {coming} copies are on their way"),
+        };
+        let ranges: Vec<String> =
+            lost.iter().map(|(first, last)| format!("{first} to {last}")).collect();
+        let lost = match ranges.is_empty() {
+            true => String::new(),
+            false => format!("; lost are keys {}", ranges.join(", ")),
+        };
+        format!("table {namespace}{slash}{table} ({id}): {copies}{lost}")
     }
 }

@@ -46,7 +46,7 @@ pub(crate) fn run(common: &Common, args: &RebalanceArgs) -> Result<()> {
 
 /// Has a server leave the cluster.
 fn release(node: &NodeConfig, rank: usize, report: &mut Report) -> Result<()> {
-    let cluster = Cluster::attach(node, JOB)?;
+    let cluster = Cluster::visit(node, JOB)?;
     let moved = cluster.release_server(rank);
     let ended = cluster.shutdown();
     for Handover { table, before, server } in moved? {

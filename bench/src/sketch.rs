@@ -1,7 +1,6 @@
 //! `caravan sketch`: counts of many keys in little memory, on the servers of a running cluster.
 
 use std::fs::File;
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, BufRead, BufReader};
 use std::path::Path;
 
@@ -65,9 +64,7 @@ impl Row for Estimate {
 pub(crate) fn run(common: &Common, command: &SketchCommand) -> Result<()> {
     let node = cluster::config(common)?.node;
     let mut report = Report::new(common.format(), 0);
-    // Any number of these commands may run at once.
-    let job = format!("sketch-{:016x}", RandomState::new().build_hasher().finish());
-    cluster::with_client(&node, &job, |client| match command {
+    cluster::with_client(&node, &cluster::name_of_one("sketch"), |client| match command {
         SketchCommand::Create(args) => create(client, args),
         SketchCommand::Insert(args) => insert(client, args, &mut report),
         SketchCommand::Query(args) => query(client, args, &mut report),

@@ -32,7 +32,7 @@ fn succeeds(output: &Output) {
 fn jobs(cluster: &Cluster) -> Vec<(String, u64)> {
     let listed = of_cluster(cluster, "status --json").output().unwrap();
     succeeds(&listed);
-    let rows = rows_in(&listed).into_iter().filter(|row| row["job"] != "");
+    let rows = rows_in(&listed).into_iter().filter(|row| row["row"] == "job" && row["job"] != "");
     rows.map(|row| (row["job"].as_str().unwrap().into(), row["tasks"].as_u64().unwrap())).collect()
 }
 

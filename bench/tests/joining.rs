@@ -18,6 +18,7 @@ use caravan_kv::{
     Cluster, ClusterConfig, NodeConfig, Placement, Table, TableSpec, ValueType, Van, Worker,
 };
 use caravan_van::KeyRange;
+use serde_json::{Value, json};
 use support::{PATIENCE, ended, launch, launch_over_tcp, of_cluster, rows_in, signal, text};
 
 const KEYS: u64 = 10_000;
@@ -91,7 +92,7 @@ impl Pushes {
 /// The process of the server of this rank.
 fn pid_of(cluster: &Cluster, rank: usize) -> u32 {
     let top = of_cluster(cluster, "top --once --json --interval 0.1").output().unwrap();
-    let is_it = |row: &serde_json::Value| row["role"] == "server" && row["rank"] == rank;
+    let is_it = |row: &Value| row["role"] == "server" && row["rank"] == rank;
     let rows = rows_in(&top);
     let row = rows.iter().find(|row| is_it(row)).unwrap_or_else(|| panic!("{rows:?}"));
     u32::try_from(row["pid"].as_u64().unwrap()).unwrap()
@@ -136,7 +137,7 @@ fn servers_leave_under_load() {
     for (stay, (rank, threads, joined)) in [3, 2, 1].into_iter().zip(servers) {
         let leave = format!("rebalance --leave {rank} --json");
         let rows = rows_in(&pushes.while_it_runs(&cluster, &leave));
-        let is_its = |row: &serde_json::Value| {
+        let is_its = |row: &Value| {
             let thread = row["from"].as_u64().unwrap();
             threads.contains(&thread) && !threads.contains(&row["to"].as_u64().unwrap())
         };
@@ -186,6 +187,16 @@ fn servers_that_are_killed_are_replaced() {
         pushes.push(10);
     }
     pushes.check();
+    let began = Instant::now();
+    loop {
+        let rows = rows_in(&pushes.while_it_runs(&cluster, "status --json"));
+        let row = rows.iter().find(|row| row["row"] == "table").unwrap();
+        assert_eq!((&row["replicas"], &row["lost"]), (&json!(1), &json!([])), "{row}");
+        if (&row["missing"], &row["coming"]) == (&json!(0), &json!(0)) {
+            break;
+        }
+        assert!(began.elapsed() < PATIENCE, "{row}");
+    }
     assert!(pushes.owners().iter().all(|thread| *thread >= 2 * THREADS), "{:?}", pushes.owners());
     drop(pushes);
     cluster.shutdown().unwrap();

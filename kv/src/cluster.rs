@@ -49,6 +49,8 @@ pub struct Cluster {
     simulated: Vec<Node<node::SimulatedNode>>,
     /// The name of this driver's job; empty for the one that started the cluster.
     job: String,
+    /// Whether the job is a name alone, without tasks and tables.
+    visits: bool,
     /// The part of the job that runs, if any.
     part: Option<String>,
 }
@@ -104,6 +106,7 @@ impl Cluster {
             threads: Vec::new(),
             simulated: Vec::new(),
             job: String::new(),
+            visits: false,
             part: None,
         };
         cluster.start(&launch)?;
@@ -137,7 +140,21 @@ impl Cluster {
     /// [`Error::Timeout`] if no scheduler listens there; [`Error::Config`] if the job's name is
     /// wrong or another driver has it.
     pub fn attach(node: &NodeConfig, job: &str) -> Result<Cluster> {
-        let scheduler = Scheduler::attach(node, job)?;
+        Cluster::reach(node, job, false)
+    }
+
+    /// Joins a cluster that another process has started, to look after the tables of others. This
+    /// driver has no tasks and no tables of its own, so it neither waits for workers nor leaves
+    /// them anything to do. The name is free again when this ends.
+    ///
+    /// # Errors
+    /// As [`Cluster::attach`].
+    pub fn visit(node: &NodeConfig, name: &str) -> Result<Cluster> {
+        Cluster::reach(node, name, true)
+    }
+
+    fn reach(node: &NodeConfig, job: &str, visits: bool) -> Result<Cluster> {
+        let scheduler = Scheduler::attach(node, job, visits)?;
         let config = scheduler.config().clone();
         Ok(Cluster {
             scheduler: Rc::new(RefCell::new(scheduler)),
@@ -146,13 +163,18 @@ impl Cluster {
             threads: Vec::new(),
             simulated: Vec::new(),
             job: job.to_owned(),
+            visits,
             part: None,
         })
     }
 
-    /// The namespace of this driver's tables: its job, and the part of it that runs.
+    /// The namespace of this driver's tables: its job, and the part of it that runs. That of a
+    /// visit is empty, as all tables are of others.
     pub fn namespace(&self) -> String {
-        node::within(&self.job, self.part())
+        match self.visits {
+            true => String::new(),
+            false => node::within(&self.job, self.part()),
+        }
     }
 
     fn part(&self) -> &str {
@@ -477,8 +499,10 @@ impl Cluster {
     /// The first node that failed or did not end, of workers only if more than
     /// [`NodeConfig::losses_max`] did, of servers if more than [`NodeConfig::server_losses_max`].
     pub fn shutdown(mut self) -> Result<()> {
-        if !self.job.is_empty() {
-            return self.scheduler.borrow_mut().forget("");
+        match (self.visits, self.job.is_empty()) {
+            (true, _) => return self.scheduler.borrow_mut().cancel(&self.job),
+            (_, false) => return self.scheduler.borrow_mut().forget(""),
+            (_, true) => {}
         }
         self.scheduler.borrow_mut().end(None)?;
         let NodeConfig { losses_max, server_losses_max, .. } = self.config.node;

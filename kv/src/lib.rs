@@ -94,7 +94,7 @@ pub use server::{Handles, ServerThread, Shard};
 pub use sharing::{Shared, Sharer, Sharing};
 pub use table::{Initial, Store, TableSpec, ValueType};
 pub use tracker::{Answer, Callback, Timestamp};
-pub use worker::{ServerAddress, Table, Worker};
+pub use worker::{ServerAddress, Table, TableCopies, Worker};
 
 /// The programs in the pages build.
 #[cfg(doctest)]

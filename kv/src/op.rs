@@ -117,6 +117,9 @@ operations! {
     Retire = 30 by Client,
     /// The answer's values are the server thread's [`Copies`](crate::Copies), as JSON.
     Copies = 31 by Client,
+    /// The answer's values are what the server thread serves of each table
+    /// ([`Served`](crate::server::Served)), by number, as JSON.
+    Served = 32 by Client,
 }
 
 /// Bit of the operation of a push that ends its worker's iteration: the worker has finished all
@@ -168,6 +171,7 @@ impl From<RequestKind> for Op {
             RequestKind::Checkpoint => Op::Checkpoint,
             RequestKind::Retire => Op::Retire,
             RequestKind::Copies => Op::Copies,
+            RequestKind::Served => Op::Served,
         }
     }
 }

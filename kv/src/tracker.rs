@@ -58,6 +58,7 @@ pub(crate) enum RequestKind {
     Checkpoint,
     Retire,
     Copies,
+    Served,
 }
 
 impl RequestKind {
@@ -66,7 +67,17 @@ impl RequestKind {
         use RequestKind::*;
         matches!(
             self,
-            Create | Command | Cost | Drop | Tables | Join | Fresh | Checkpoint | Retire | Copies
+            Create
+                | Command
+                | Cost
+                | Drop
+                | Tables
+                | Join
+                | Fresh
+                | Checkpoint
+                | Retire
+                | Copies
+                | Served
         )
     }
 
@@ -95,6 +106,7 @@ impl RequestKind {
             RequestKind::Checkpoint => "a part of a checkpoint",
             RequestKind::Retire => "to take no more shards",
             RequestKind::Copies => "how far its copies are",
+            RequestKind::Served => "what it serves of each table",
         }
     }
 }

@@ -7,6 +7,7 @@
 mod answer;
 mod checkpoint;
 mod clocks;
+mod copies;
 mod joining;
 mod lanes;
 mod leaving;
@@ -24,6 +25,7 @@ use std::time::Duration;
 use caravan_van::{Buffer, Counters, Endpoint, Gauge, Pool, Shared, Value};
 
 use self::answer::run_callback;
+pub use self::copies::TableCopies;
 use self::lanes::Server;
 use self::moving::Moves;
 use self::recovery::Recovery;

@@ -558,6 +558,52 @@ fn a_table_is_not_looked_for_where_it_never_was() {
     });
 }
 
+/// What is lost when more servers die than there are copies is said, by table, and to whoever asks
+/// for it; the rest is served, and gets its copies again.
+#[test]
+fn keys_whose_copies_are_lost_are_named() {
+    on_cluster(5, 3, |network, cluster| {
+        let mut client = cluster.client().unwrap();
+        let [plain, copied] = [2, 4].map(|number| {
+            let replicas = u32::from(number == 4);
+            let spec = TableSpec::new(number, &format!("table {number}"), ValueType::I64, 1);
+            spec.keys(KeyRange::new(0, 100).unwrap()).replicas(replicas)
+        });
+        let [with, without] = [copied, plain].map(|spec| client.create_table(&spec).unwrap());
+        let keys: Vec<u64> = (0..100).collect();
+        for table in [with, without] {
+            let pushed = client.push(table, &keys, &[1i64; 100]).unwrap();
+            client.wait(pushed).unwrap();
+        }
+        let mut copies = |client: &mut Worker, lost: usize| -> Vec<(u32, usize, Vec<(u64, u64)>)> {
+            await_copies(network, client, lost);
+            let each = client.copies_of_tables("").unwrap().into_iter().map(|it| {
+                let lost = it.lost.iter().map(|keys| (keys.begin(), keys.last())).collect();
+                (it.table.id, it.missing + it.coming, lost)
+            });
+            each.collect()
+        };
+        assert_eq!(copies(&mut client, 0), [(4, 0, vec![]), (2, 0, vec![])]);
+        network.crash("server 4");
+        assert_eq!(copies(&mut client, 1), [(4, 0, vec![]), (2, 0, vec![(80, 99)])]);
+        ["server 1", "server 2"].into_iter().for_each(|name| network.crash(name));
+        assert_eq!(
+            copies(&mut client, 3),
+            [(4, 0, vec![(20, 39)]), (2, 0, vec![(20, 59), (80, 99)])]
+        );
+        let mut ask = |key: u64| {
+            let pulled = client.pull(with, &[key]).and_then(|pulled| client.wait(pulled));
+            pulled.map(|answer| answer.values::<i64>()[0]).map_err(|error| error.to_string())
+        };
+        let why = ask(39).unwrap_err();
+        assert!(why.contains("all copies of keys 20 to 39 of table table 4 are lost"), "{why}");
+        let others = keys.iter().filter(|key| !(20..40).contains(*key));
+        others.for_each(|key| assert_eq!(ask(*key), Ok(1), "{key}"));
+        drop(client);
+        cluster.shutdown().unwrap();
+    });
+}
+
 /// When all copies are lost at once, one that has joined says so, and serves nothing in their
 /// stead.
 #[test]
@@ -577,6 +623,7 @@ fn who_has_joined_serves_nothing_that_is_lost() {
                 Ok(_) => network.sleep(Duration::from_millis(1)),
             }
         };
+        assert!(lost.contains("the shard of key 0 of table number 1 is lost"), "{lost}");
         assert!(lost.contains("was given no copy before the others were lost"), "{lost}");
         let again = client.create_table(&spec).unwrap_err().to_string();
         assert!(again.contains("which is lost, so there are no new ones"), "{again}");

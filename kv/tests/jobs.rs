@@ -250,6 +250,38 @@ fn a_job_ends_with_its_driver_and_its_name_is_free_again() {
     launcher.join().unwrap_or_else(|stopped| panic!("{stopped}"));
 }
 
+/// Whoever looks after a cluster waits for no task of others, and its name is free again at once.
+#[test]
+fn a_visit_waits_for_no_worker() {
+    let network = Network::new(4, Faults::none());
+    let launcher = network.spawn("launcher", |_| {
+        let config = ClusterConfig { workers: 2, ..ClusterConfig::default() };
+        let own = Cluster::launch(&config, launch()).unwrap();
+        let node = &own.config().node;
+        let mut long = Cluster::attach(node, "long").unwrap();
+        long.submit(Target::Workers, "endless", &json!({})).unwrap();
+        for _ in 0..2 {
+            let mut visit = Cluster::visit(node, "visit").unwrap();
+            let mut client = visit.client().unwrap();
+            let spec = TableSpec::new(1, "kept", ValueType::I64, 1);
+            client.create_table(&spec).unwrap();
+            let why = visit.submit(Target::Workers, "adds", &json!({})).unwrap_err().to_string();
+            assert!(why.contains("a driver that visits a cluster has no tasks"), "{why}");
+            drop(client);
+            visit.shutdown().unwrap();
+        }
+        drop(long);
+        // What a visit creates is nobody's, so it stays.
+        let mut client = own.client().unwrap();
+        while client.list_tables("").unwrap().len() > 1 {
+            client.sleep(Duration::from_millis(1)).unwrap();
+        }
+        drop(client);
+        own.shutdown().unwrap();
+    });
+    launcher.join().unwrap_or_else(|stopped| panic!("{stopped}"));
+}
+
 #[test]
 fn a_cancelled_job_leaves_nothing_and_others_go_on() {
     for_each_seed(10, |seed| {

@@ -3,7 +3,8 @@
 //! or equal to others, with row weights from 1e-6 to 1e9. A plain coordinate descent on columns
 //! that were scaled by hand is the reference. What a run reports must be F of its model, no lower
 //! bound may be above F of any weights, and what calls itself converged must be as good as the
-//! reference.
+//! reference. Least squares, whose passes are given, must report no less than F of the model, which
+//! goes down from pass to pass, or end with an error.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 #[path = "../../tests/support/vans.rs"]
@@ -15,6 +16,8 @@ use std::path::PathBuf;
 use caravan_kv::{Apps, Cluster, ClusterConfig, Handles, Launch};
 use caravan_learn::data;
 use caravan_learn::dbpg::{self, Job, Trained};
+use caravan_learn::linreg;
+use caravan_learn::trainer::{self, serial};
 
 /// A seeded generator (SplitMix64).
 struct Random(u64);
@@ -236,6 +239,64 @@ fn any_columns_give_right_numbers_or_an_error() {
 #[ignore = "takes minutes"]
 fn any_columns_give_right_numbers_or_an_error_at_length() {
     draw(100..2100);
+}
+
+/// Half the sum of squares of a model's errors.
+fn squares(problem: &Problem, weights: &[f64]) -> f64 {
+    let rows = problem.values.iter().zip(&problem.labels);
+    let error = |row: &[f64]| row.iter().zip(weights).map(|(x, w)| x * w).sum::<f64>();
+    rows.map(|(row, target)| 0.5 * (error(row) - target).powi(2)).sum()
+}
+
+#[test]
+fn least_squares_of_any_columns_go_down_or_end_with_an_error() {
+    let name = format!("caravan-unscaled-squares-{}.train", std::process::id());
+    let file: PathBuf = std::env::temp_dir().join(name);
+    let (mut ended, mut refused) = (0, 0);
+    for seed in 0..500 {
+        let mut problem = Problem::draw(seed);
+        let mut random = Random(!seed);
+        problem.labels.iter_mut().for_each(|label| *label = 10.0 * random.share() - 5.0);
+        if random.one_in(8) {
+            let beyond = 10_f64.powf(200.0 * random.share());
+            problem.values.iter_mut().for_each(|row| row[0] *= beyond);
+        }
+        std::fs::write(&file, problem.libsvm()).unwrap();
+        let features = problem.values[0].len() as u64 + 1;
+        let settings =
+            linreg::Settings { files: vec![file.clone()], features, rate: 1.0, steps: 10 };
+        let job = trainer::Job { passes: 5, ..trainer::Job::new(settings) };
+        let mut last = squares(&problem, &vec![0.0; features as usize]);
+        let trained = serial::<linreg::LinReg>(&job, &Handles::default(), |pass| {
+            let loss = pass.sums.loss;
+            assert!(
+                (0.0..=last * (1.0 + 1e-9)).contains(&loss),
+                "seed {seed}: {loss} after {last}"
+            );
+            last = loss;
+        });
+        match trained {
+            Ok(trained) => {
+                let weights: Vec<f64> = (1..features)
+                    .map(|key| trained.rows.row(key).map_or(0.0, |row| row[0]))
+                    .collect();
+                let reached = squares(&problem, &weights);
+                assert!(reached <= last * (1.0 + 1e-9), "seed {seed}: {reached}, it says {last}");
+                ended += 1;
+            }
+            Err(error) => {
+                let text = error.to_string();
+                assert!(
+                    text.contains("scale them") || text.contains("--rate"),
+                    "seed {seed}: {text}"
+                );
+                refused += 1;
+            }
+        }
+    }
+    println!("{ended} ended, {refused} refused");
+    assert!(ended > 400 && refused > 0);
+    std::fs::remove_file(&file).unwrap();
 }
 
 /// The sums of these were beyond their integers, and F was said to be below 0.

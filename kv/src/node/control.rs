@@ -313,8 +313,9 @@ pub(crate) enum Command {
     Cancel { job: String },
     /// This driver's job has this name. Only drivers from outside may ask; they must, before
     /// anything else. Answered once an earlier job of that name has ended; refused if another
-    /// driver has it.
-    Begin { job: String },
+    /// driver has it. The job of a driver that `visits` is a name alone: it has no tasks and no
+    /// tables, so no worker has to forget it.
+    Begin { job: String, visits: bool },
     /// Answered with [`Gathered`] once all nodes have joined, or when the time for that is over.
     Gather,
     /// Starts a task of this part of the job once others are finished. Answered with [`Submitted`]

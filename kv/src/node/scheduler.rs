@@ -172,16 +172,17 @@ impl Scheduler {
         scheduler.watching()
     }
 
-    /// The scheduler of a cluster that another process has started, for a driver of the job `job`.
+    /// The scheduler of a cluster that another process has started, for a driver of the job `job`,
+    /// which is a name alone if it `visits`.
     ///
     /// # Errors
     /// [`Error::Timeout`] if nothing listens at the address in `config`; [`Error::Config`] if
     /// another driver has a job of that name; as [`Scheduler::gather`].
-    pub(crate) fn attach(config: &NodeConfig, job: &str) -> Result<Scheduler> {
+    pub(crate) fn attach(config: &NodeConfig, job: &str, visits: bool) -> Result<Scheduler> {
         let mut scheduler = Scheduler::reach(config)?;
         // Until the roster says whether it comes back.
         scheduler.lane.outlast(config.scheduler_away);
-        let () = scheduler.ask(&Command::Begin { job: job.to_owned() })?;
+        let () = scheduler.ask(&Command::Begin { job: job.to_owned(), visits })?;
         let mut scheduler = scheduler.watching()?;
         let van = scheduler.gather(|| Ok(()))?;
         let Scheduler { config, roster: Some(roster), .. } = &mut scheduler else {

@@ -11,6 +11,7 @@ mod image;
 mod moving;
 mod numbers;
 mod outcome;
+mod served;
 mod whole;
 
 use std::collections::BTreeMap;
@@ -18,9 +19,9 @@ use std::io::{self, Write};
 
 use caravan_van::{Lanes, Message, PeerId, Pool};
 
+pub use self::chain::ChainCounters;
 use self::chain::Chains;
 pub(super) use self::chain::RETRY;
-pub use self::chain::{ChainCounters, Copies};
 pub(super) use self::entry::Entry;
 use self::entry::Known;
 use self::filtered::{apply, serve_filtered};
@@ -33,6 +34,9 @@ use self::moving::{Moves, forward, send_back};
 use self::numbers::Numbers;
 use self::outcome::answer_trouble;
 pub(super) use self::outcome::{Admitted, Client, Step, Trouble};
+pub use self::served::Copies;
+pub(crate) use self::served::Served;
+use self::served::all_lost;
 use super::answer::{ReplyTo, answer_pull, place_pull};
 use super::handle::Handles;
 use super::owed::Owed;
@@ -120,10 +124,13 @@ impl Tables {
         if self.numbers.is_dropped(number) {
             return Trouble::Dropped;
         }
+        if let Some(keys) = self.lost_copies(number, key) {
+            return Trouble::Refused(all_lost(keys, &self.known[&number].spec));
+        }
         Trouble::Refused(match self.known.get(&number) {
             None if self.index >= self.count => format!(
-                "table number {number} is unknown here: this thread has joined later, and was given \
-                 no copy before the others were lost"
+                "the shard of key {key} of table number {number} is lost: this thread has joined \
+                 later, and was given no copy before the others were lost"
             ),
             None => format!("table number {number} is unknown here (create it first)"),
             Some(known) => {

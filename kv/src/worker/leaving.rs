@@ -16,7 +16,6 @@ use super::Worker;
 use super::lanes::NOBODY;
 use crate::error::{Error, Result};
 use crate::map::Retired;
-use crate::server::Copies;
 use crate::tracker::RequestKind;
 use crate::view::{Departed, Event};
 
@@ -132,28 +131,6 @@ impl Worker {
         let is_told =
             |worker: &Worker| threads.iter().all(|thread| worker.recovery.view.leaves(*thread));
         self.wait_for_news(|worker| (!is_told(worker)).then_some(0))
-    }
-
-    /// How far the copies of all shards are that have some, when all server threads know what this
-    /// worker knows of who is lost and who leaves.
-    ///
-    /// # Errors
-    /// [`Error::ServerLost`]; as [`Worker::wait`].
-    pub fn copies(&mut self) -> Result<Copies> {
-        self.ask_survivors(|worker| {
-            worker.tell_view()?;
-            let living = worker.living();
-            let asked = worker.tell(&living, RequestKind::Copies, 0, &[])?;
-            let replies = worker.wait(asked)?.replies;
-            let mut sum = Copies::default();
-            for (server, reply) in living.into_iter().zip(&replies) {
-                let copies: Copies = worker.read_reply(server, RequestKind::Copies, reply)?;
-                sum.lost = sum.lost.max(copies.lost);
-                sum.missing += copies.missing;
-                sum.coming += copies.coming;
-            }
-            Ok(sum)
-        })
     }
 
     /// Asks server threads to take no more shards; returns what all have to know when they have

@@ -303,7 +303,7 @@ impl Worker {
     }
 
     /// The tables of a namespace and of those within it, with their numbers.
-    fn tables_within(&mut self, namespace: &str) -> Result<Vec<(u32, TableSpec)>> {
+    pub(super) fn tables_within(&mut self, namespace: &str) -> Result<Vec<(u32, TableSpec)>> {
         self.ask_survivors(|worker| {
             let first = worker.first()?;
             worker.ask(first, RequestKind::Tables, namespace.as_bytes())

@@ -32,6 +32,9 @@ pub(super) struct Driver {
     pub(super) node: u32,
     /// The name of its job, once it has one.
     pub(super) job: Option<String>,
+    /// Whether its job is a name alone, which no worker has to forget.
+    #[serde(default)]
+    pub(super) visits: bool,
     /// The name that its job had before somebody cancelled it.
     cancelled: Option<String>,
     pub(super) begins: Option<(u64, String)>,
@@ -197,12 +200,13 @@ impl Jobs {
             return plane.refuse(session, timestamp, &self.has_no(&job));
         };
         tracing::info!(job, "cancelled");
+        let visits = driver.visits;
         let refused = driver.cancel();
         driver.answer_watch(plane, owner);
         refused.for_each(|timestamp| plane.refuse(owner, timestamp, CANCELLED));
         self.tasks.disown(owner);
         self.send_ready(plane);
-        self.orphans.push(job.clone());
+        self.orphans.extend((!visits).then(|| job.clone()));
         self.end_orphans(plane);
         self.drivers.entry(session).or_default().cancels = Some((timestamp, job));
         self.settle(plane);
@@ -293,7 +297,7 @@ impl Jobs {
         plane.guests.remove(&driver.node);
         self.tasks.disown(session);
         self.send_ready(plane);
-        self.orphans.extend(driver.job);
+        self.orphans.extend(driver.job.filter(|_| !driver.visits));
         self.end_orphans(plane);
     }
 

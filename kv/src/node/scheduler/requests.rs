@@ -1,7 +1,7 @@
 //! What drivers and members want of the scheduler, and what members report.
 
 use super::super::barriers::Waiting;
-use super::super::control::{self, Ask, Command, Order, Program, Pulse, Role};
+use super::super::control::{self, Ask, Command, Order, Program, Pulse, Role, Submitted};
 use super::super::group::NodeName;
 use super::super::members::{Seat, Violation};
 use super::super::session::{Said, SessionId, Speech};
@@ -31,7 +31,8 @@ impl Service {
         }
         let driver = jobs.drivers.entry(session).or_default();
         let job = match (&command, &driver.job) {
-            (Command::Begin { job }, None) if driver.begins.is_none() => {
+            (&Command::Begin { ref job, visits }, None) if driver.begins.is_none() => {
+                driver.visits = visits;
                 jobs.begin(plane, session, timestamp, job.clone());
                 return Ok(());
             }
@@ -46,6 +47,13 @@ impl Service {
                 return Ok(());
             }
             (Command::Begin { .. }, _) | (_, None) => return Err(Violation::Job),
+            (Command::Submit { .. } | Command::Promise | Command::Forget { .. }, _)
+                if driver.visits =>
+            {
+                let why = "a driver that visits a cluster has no tasks: attach to it for a job";
+                plane.tell(session, timestamp, &Submitted::Refused(why.to_owned()));
+                return Ok(());
+            }
             (_, Some(job)) => job.clone(),
         };
         match command {

@@ -221,17 +221,6 @@ impl AddAssign for ChainCounters {
     }
 }
 
-/// How far the copies of a server thread's shards are, or of those of all.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Copies {
-    /// Server threads that count as lost here.
-    pub lost: usize,
-    /// Shards of which the next thread of the chain has no whole copy, as far as this one knows.
-    pub missing: usize,
-    /// Copies that are coming to this thread.
-    pub coming: usize,
-}
-
 /// What all chains of a thread share.
 #[derive(Default)]
 pub(super) struct Chains {
@@ -348,8 +337,35 @@ impl Chain {
         }
     }
 
+    pub(super) fn is_whole(&self) -> bool {
+        self.is_whole
+    }
+
+    /// Whether requests to the shard are served by this thread.
+    pub(super) fn serves(&self, chains: &Chains, index: usize) -> bool {
+        self.is_whole && self.is_first(chains, index)
+    }
+
+    /// Whether fewer threads are left than are to have the shard.
+    pub(super) fn is_short(&self, chains: &Chains) -> bool {
+        let living = chains.view.chain(self.first, self.replicas).count();
+        living <= self.replicas as usize
+    }
+
+    /// Whether a copy of the shard is coming to this thread. The loss of another one may have taken
+    /// this one out of the chain meanwhile.
+    pub(super) fn is_coming(&self, chains: &Chains, index: usize) -> bool {
+        let mut threads = chains.view.chain(self.first, self.replicas);
+        !self.is_whole && self.comes_from.is_some() && threads.any(|thread| thread == index)
+    }
+
     /// Whether there is a next thread, and it has no whole copy, or nobody knows whether it has.
-    fn lacks_copy(&self, chains: &Chains, index: usize, (table, range): (u32, KeyRange)) -> bool {
+    pub(super) fn lacks_copy(
+        &self,
+        chains: &Chains,
+        index: usize,
+        (table, range): (u32, KeyRange),
+    ) -> bool {
         let Some(next) = chains.view.next(self.first, self.replicas, index) else { return false };
         if self.is_unused() && chains.view.was_in_chain(self.first, self.replicas, next) {
             return false;

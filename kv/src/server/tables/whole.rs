@@ -73,6 +73,10 @@ impl Tables {
                 let copies = self.copies();
                 post_json(lanes, peer, message, &copies)?;
             }
+            Some(Op::Served) => {
+                let served = self.served();
+                post_json(lanes, peer, message, &served)?;
+            }
             Some(Op::View) => {
                 self.enter_view(message, lanes.memory())?;
                 lanes.answer(peer, message.timestamp())?;

@@ -237,7 +237,7 @@ impl Tables {
 
 impl Chain {
     /// Whether thread `index` serves the shard's requests.
-    fn is_first(&self, chains: &Chains, index: usize) -> bool {
+    pub(super) fn is_first(&self, chains: &Chains, index: usize) -> bool {
         chains.view.chain(self.first, self.replicas).next() == Some(index)
     }
 }

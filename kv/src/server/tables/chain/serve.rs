@@ -13,6 +13,7 @@ use crate::op::{DISCLOSES, FINISHES, Op};
 use crate::server::answer::ReplyTo;
 use crate::server::shard::Request;
 use crate::server::tables::governor::{Governor, Turn};
+use crate::server::tables::served::all_lost;
 use crate::server::tables::{Client, Entry, Step, Tables, Trouble, cut};
 
 /// A request of a worker to a shard with copies.
@@ -431,13 +432,11 @@ impl Entry {
     /// Checks that thread `index` is the one to serve requests to this shard.
     fn check_first(&self, chains: &Chains, index: usize) -> Result<(), Trouble> {
         let Some(chain) = &self.chain else { return Ok(()) };
+        if !chain.is_whole {
+            return Err(all_lost(self.range, &self.spec).into());
+        }
         let (begin, last) = (self.range.begin(), self.range.last());
         let name = &self.spec.name;
-        if !chain.is_whole {
-            return Err(
-                format!("all copies of keys {begin} to {last} of table {name} are lost").into()
-            );
-        }
         match chains.view.chain(chain.first, chain.replicas).next() {
             Some(first) if first != index && !chains.view.is_gone(index) => Err(format!(
                 "keys {begin} to {last} of table {name} are served by server thread {first}"

@@ -4,7 +4,7 @@
 use caravan_van::wire::{Hello, Kind};
 use caravan_van::{Endpoint, KeyRange, Lanes, Message, PeerId, Pool};
 
-use super::{Chain, ChainCounters, Copies, Follow, Lane, Link, Node, Posted, Rest};
+use super::{Chain, ChainCounters, Follow, Lane, Link, Node, Posted, Rest};
 use crate::node::{Role, is_client};
 use crate::op::{Asker, Op};
 use crate::server::answer::ReplyTo;
@@ -29,25 +29,6 @@ impl Tables {
 
     pub(in crate::server) fn chains(&self) -> ChainCounters {
         self.chains.counters
-    }
-
-    /// How far the copies of this thread's shards are.
-    pub(in crate::server) fn copies(&self) -> Copies {
-        let Tables { entries, chains, index, .. } = self;
-        let mut copies = Copies { lost: chains.view.lost.len(), ..Copies::default() };
-        for entry in entries {
-            let Some(chain) = &entry.chain else { continue };
-            let lacks = || chain.lacks_copy(chains, *index, (entry.number, entry.range));
-            let is_coming = !chain.is_whole && chain.comes_from.is_some();
-            // The loss of another thread may have taken this one out of the chain meanwhile.
-            let is_in = || {
-                let mut threads = chains.view.chain(chain.first, chain.replicas);
-                threads.any(|thread| thread == *index)
-            };
-            copies.coming += usize::from(is_coming && is_in());
-            copies.missing += usize::from(chain.is_whole && lacks());
-        }
-        copies
     }
 
     /// Enters what a worker knows of the server threads.

@@ -1,0 +1,137 @@
+//! How the copies of shards are, as a worker hears it from all server threads.
+//!
+//! Path: **worker** > slicer > filter > message > codec > endpoint > transport.
+
+use std::collections::BTreeMap;
+
+use caravan_van::KeyRange;
+use serde::de::DeserializeOwned;
+
+use super::Worker;
+use crate::error::Result;
+use crate::node::within;
+use crate::server::{Copies, Served};
+use crate::table::TableSpec;
+use crate::tracker::RequestKind;
+
+/// How often servers are asked who serves a shard: one that moves meanwhile may be missed.
+const LOOKS: usize = 3;
+
+/// How the copies of a table are.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TableCopies {
+    /// The table, as it was created.
+    pub table: TableSpec,
+    /// Shards that lack a copy, also where too few servers are left.
+    pub missing: usize,
+    /// Copies that are on their way.
+    pub coming: usize,
+    /// Keys that no server has any more, ascending: all copies are lost, or the table has none.
+    pub lost: Vec<KeyRange>,
+}
+
+impl Worker {
+    /// How far the copies of all shards are that have some, when all server threads know what this
+    /// worker knows of who is lost and who leaves.
+    ///
+    /// # Errors
+    /// [`Error::ServerLost`](crate::Error::ServerLost); as [`Worker::wait`].
+    pub fn copies(&mut self) -> Result<Copies> {
+        let each: Vec<Copies> = self.ask_all(RequestKind::Copies)?;
+        Ok(each.into_iter().fold(Copies::default(), |sum, copies| Copies {
+            lost: sum.lost.max(copies.lost),
+            missing: sum.missing + copies.missing,
+            coming: sum.coming + copies.coming,
+        }))
+    }
+
+    /// How the copies of each table of a namespace are, and of those within it. The empty namespace
+    /// has all tables within it.
+    ///
+    /// # Errors
+    /// As [`Worker::copies`].
+    pub fn copies_of_tables(&mut self, namespace: &str) -> Result<Vec<TableCopies>> {
+        let tables = self.tables_within(&within(&self.namespace, namespace))?;
+        let mut served: BTreeMap<u32, Served> = BTreeMap::new();
+        for look in 1..=LOOKS {
+            // Copies are as they are now; keys were served if they were at any look.
+            served.values_mut().for_each(|of| (of.missing, of.coming) = (0, 0));
+            let each: Vec<BTreeMap<u32, Served>> = self.ask_all(RequestKind::Served)?;
+            for (number, here) in each.into_iter().flatten() {
+                let sum = served.entry(number).or_default();
+                sum.keys.extend(here.keys);
+                sum.missing += here.missing;
+                sum.coming += here.coming;
+            }
+            served.values_mut().for_each(|of| of.keys.sort_unstable());
+            let is_all_there = |(number, spec): &(u32, TableSpec)| {
+                Ok(unserved(spec.range()?, served.get(number)).is_empty())
+            };
+            let whole: Result<Vec<bool>> = tables.iter().map(is_all_there).collect();
+            if look == LOOKS || whole?.iter().all(|is_whole| *is_whole) {
+                break;
+            }
+        }
+        let copies = tables.into_iter().map(|(number, table)| {
+            let of = served.get(&number);
+            let (missing, coming) = of.map_or((0, 0), |of| (of.missing, of.coming));
+            Ok(TableCopies { missing, coming, lost: unserved(table.range()?, of), table })
+        });
+        copies.collect()
+    }
+
+    /// Asks all server threads that live, when they know what this worker knows of the others.
+    fn ask_all<T: DeserializeOwned>(&mut self, kind: RequestKind) -> Result<Vec<T>> {
+        self.ask_survivors(|worker| {
+            worker.tell_view()?;
+            let living = worker.living();
+            let asked = worker.tell(&living, kind, 0, &[])?;
+            let replies = worker.wait(asked)?.replies;
+            let answers = living.into_iter().zip(&replies);
+            answers.map(|(server, reply)| worker.read_reply(server, kind, reply)).collect()
+        })
+    }
+}
+
+/// The keys of a table that nobody serves. What is served is in ascending order.
+fn unserved(range: KeyRange, served: Option<&Served>) -> Vec<KeyRange> {
+    let mut left = Vec::new();
+    // The first key that is not known to be served; `None` behind the last one of all.
+    let mut next = Some(range.begin());
+    for &(begin, last) in served.map_or(&[][..], |of| &of.keys) {
+        let Some(from) = next else { break };
+        left.extend(KeyRange::new(from, begin).filter(|_| from < begin));
+        next = last.checked_add(1).map(|behind| behind.max(from));
+    }
+    let rest = next.filter(|from| *from <= range.last());
+    left.extend(rest.and_then(|from| KeyRange::new(from, range.end())));
+    left
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+    use super::*;
+
+    #[test]
+    fn gaps_between_what_is_served_are_found() {
+        let all = KeyRange::new(0, 0).unwrap(); // every key there is
+        let few = KeyRange::new(10, 100).unwrap();
+        let cases: [(KeyRange, &[(u64, u64)], &[(u64, u64)]); 8] = [
+            (few, &[], &[(10, 99)]),
+            (few, &[(10, 99)], &[]),
+            (few, &[(10, 49), (50, 99)], &[]),
+            (few, &[(10, 49), (51, 99)], &[(50, 50)]),
+            (few, &[(20, 29), (20, 29), (40, 49)], &[(10, 19), (30, 39), (50, 99)]),
+            (few, &[(10, 60), (20, 29)], &[(61, 99)]),
+            (all, &[(0, u64::MAX)], &[]),
+            (all, &[(1, u64::MAX - 1)], &[(0, 0), (u64::MAX, u64::MAX)]),
+        ];
+        for (range, keys, gaps) in cases {
+            let served = Served { keys: keys.to_vec(), ..Served::default() };
+            let found = unserved(range, Some(&served));
+            let found: Vec<_> = found.iter().map(|it| (it.begin(), it.last())).collect();
+            assert_eq!(found, gaps, "{keys:?}");
+        }
+    }
+}
