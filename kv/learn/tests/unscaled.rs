@@ -74,6 +74,9 @@ impl Problem {
                 };
             }
         }
+        if values.iter().flatten().all(|value| *value == 0.0) {
+            values[0][0] = 1.0; // there is nothing to train on otherwise
+        }
         let mut labels: Vec<f64> =
             (0..rows).map(|_| if random.one_in(2) { 1.0 } else { -1.0 }).collect();
         (labels[0], labels[1]) = (1.0, -1.0);

@@ -8,7 +8,7 @@ use caravan_van::KeyRange;
 use serde::de::DeserializeOwned;
 
 use super::Worker;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::node::within;
 use crate::server::{Copies, Served};
 use crate::table::TableSpec;
@@ -20,7 +20,7 @@ const LOOKS: usize = 3;
 /// How the copies of a table are.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TableCopies {
-    /// The table, as it was created.
+    /// The table; without options and initial values where nobody else knows it any more.
     pub table: TableSpec,
     /// Shards that lack a copy, also where too few servers are left.
     pub missing: usize,
@@ -35,7 +35,7 @@ impl Worker {
     /// worker knows of who is lost and who leaves.
     ///
     /// # Errors
-    /// [`Error::ServerLost`](crate::Error::ServerLost); as [`Worker::wait`].
+    /// [`Error::ServerLost`]; as [`Worker::wait`].
     pub fn copies(&mut self) -> Result<Copies> {
         let each: Vec<Copies> = self.ask_all(RequestKind::Copies)?;
         Ok(each.into_iter().fold(Copies::default(), |sum, copies| Copies {
@@ -46,36 +46,39 @@ impl Worker {
     }
 
     /// How the copies of each table of a namespace are, and of those within it. The empty namespace
-    /// has all tables within it.
+    /// has all tables within it. Where no founder is left that knows all of them, they are those of
+    /// which a server has something.
     ///
     /// # Errors
     /// As [`Worker::copies`].
     pub fn copies_of_tables(&mut self, namespace: &str) -> Result<Vec<TableCopies>> {
-        let tables = self.tables_within(&within(&self.namespace, namespace))?;
-        let mut served: BTreeMap<u32, Served> = BTreeMap::new();
-        for look in 1..=LOOKS {
-            // Copies are as they are now; keys were served if they were at any look.
-            served.values_mut().for_each(|of| (of.missing, of.coming) = (0, 0));
+        let namespace = within(&self.namespace, namespace);
+        let mut tables: BTreeMap<u32, Served> = match self.tables_within(&namespace) {
+            Ok(tables) => tables.into_iter().map(|(at, it)| (at, Served::none_of(it))).collect(),
+            Err(Error::NodeLost { .. }) => BTreeMap::new(),
+            Err(error) => return Err(error),
+        };
+        for _ in 0..LOOKS {
+            // Copies are as they are now; keys are served if they are at any look.
+            tables.values_mut().for_each(|of| (of.missing, of.coming) = (0, 0));
             let each: Vec<BTreeMap<u32, Served>> = self.ask_all(RequestKind::Served)?;
-            for (number, here) in each.into_iter().flatten() {
-                let sum = served.entry(number).or_default();
+            let is_meant = |of: &Served| namespace.is_empty() || of.table.is_within(&namespace);
+            for (number, here) in each.into_iter().flatten().filter(|(_, of)| is_meant(of)) {
+                let none = || Served::none_of(here.table);
+                let sum = tables.entry(number).or_insert_with(none);
                 sum.keys.extend(here.keys);
                 sum.missing += here.missing;
                 sum.coming += here.coming;
             }
-            served.values_mut().for_each(|of| of.keys.sort_unstable());
-            let is_all_there = |(number, spec): &(u32, TableSpec)| {
-                Ok(unserved(spec.range()?, served.get(number)).is_empty())
-            };
-            let whole: Result<Vec<bool>> = tables.iter().map(is_all_there).collect();
-            if look == LOOKS || whole?.iter().all(|is_whole| *is_whole) {
+            tables.values_mut().for_each(|of| of.keys.sort_unstable());
+            let is_whole = |of: &Served| Ok(unserved(of.table.range()?, &of.keys).is_empty());
+            let whole: Result<Vec<bool>> = tables.values().map(is_whole).collect();
+            if whole?.iter().all(|is_whole| *is_whole) {
                 break;
             }
         }
-        let copies = tables.into_iter().map(|(number, table)| {
-            let of = served.get(&number);
-            let (missing, coming) = of.map_or((0, 0), |of| (of.missing, of.coming));
-            Ok(TableCopies { missing, coming, lost: unserved(table.range()?, of), table })
+        let copies = tables.into_values().map(|Served { table, keys, missing, coming }| {
+            Ok(TableCopies { lost: unserved(table.range()?, &keys), table, missing, coming })
         });
         copies.collect()
     }
@@ -94,11 +97,11 @@ impl Worker {
 }
 
 /// The keys of a table that nobody serves. What is served is in ascending order.
-fn unserved(range: KeyRange, served: Option<&Served>) -> Vec<KeyRange> {
+fn unserved(range: KeyRange, served: &[(u64, u64)]) -> Vec<KeyRange> {
     let mut left = Vec::new();
     // The first key that is not known to be served; `None` behind the last one of all.
     let mut next = Some(range.begin());
-    for &(begin, last) in served.map_or(&[][..], |of| &of.keys) {
+    for &(begin, last) in served {
         let Some(from) = next else { break };
         left.extend(KeyRange::new(from, begin).filter(|_| from < begin));
         next = last.checked_add(1).map(|behind| behind.max(from));
@@ -128,8 +131,7 @@ mod tests {
             (all, &[(1, u64::MAX - 1)], &[(0, 0), (u64::MAX, u64::MAX)]),
         ];
         for (range, keys, gaps) in cases {
-            let served = Served { keys: keys.to_vec(), ..Served::default() };
-            let found = unserved(range, Some(&served));
+            let found = unserved(range, keys);
             let found: Vec<_> = found.iter().map(|it| (it.begin(), it.last())).collect();
             assert_eq!(found, gaps, "{keys:?}");
         }

@@ -24,8 +24,10 @@ pub struct Copies {
 }
 
 /// What a server thread serves of a table, in its answer to [`Op::Served`](crate::op::Op::Served).
-#[derive(Debug, Default, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Served {
+    /// The table, without what its shards alone need.
+    pub(crate) table: TableSpec,
     /// The first and the last key of each range that it serves, ascending.
     pub(crate) keys: Vec<(u64, u64)>,
     /// Shards of which a copy is missing after this one, also for want of a thread to have it.
@@ -35,6 +37,11 @@ pub(crate) struct Served {
 }
 
 impl Served {
+    /// Nothing of a table.
+    pub(crate) fn none_of(table: TableSpec) -> Served {
+        Served { table, keys: Vec::new(), missing: 0, coming: 0 }
+    }
+
     /// Enters keys behind all others.
     fn extend(&mut self, begin: u64, last: u64) {
         match self.keys.last_mut() {
@@ -59,7 +66,8 @@ impl Tables {
     pub(super) fn served(&self) -> BTreeMap<u32, Served> {
         let mut of_tables: BTreeMap<u32, Served> = BTreeMap::new();
         for entry in &self.entries {
-            let served = of_tables.entry(entry.number).or_default();
+            let none = || Served::none_of(entry.spec.clone());
+            let served = of_tables.entry(entry.number).or_insert_with(none);
             let serves = self.serves(entry);
             let is_short = || entry.chain.as_ref().is_some_and(|it| it.is_short(&self.chains));
             served.missing += usize::from(self.lacks_copy(entry) || serves && is_short());
