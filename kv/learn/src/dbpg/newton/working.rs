@@ -212,12 +212,12 @@ impl Working {
         let (scale, ones) = (self.scale(), self.ones);
         let rows = self.rows.iter().zip(&self.pulls);
         let slopes = rows.map(|(row, pull)| pull + row.bend * row.way);
-        let mut most = 0.0_f64;
+        let (slope_max, mut fits) = (self.slope_max, true);
         for (own, slope) in self.slopes.iter_mut().zip(slopes) {
-            most = most.max(slope.abs());
+            fits &= slope.abs() <= slope_max;
             *own = if ones { scale.to(slope) } else { slope.to_bits() as i64 };
         }
-        self.beyond |= most > self.slope_max;
+        self.beyond |= !fits;
     }
 
     /// Σ |p_i + D_i Xd_i|, which bounds every column's sum; infinite once a term of one has not
@@ -296,7 +296,7 @@ impl Working {
         let size = longest * self.bend_max;
         self.beyond |= size.is_nan() || size > slope_max;
         self.on_tiles(entries, pool, |tile, rows, slopes| {
-            let mut most = 0.0_f64;
+            let mut fits = true;
             for &(k, step) in &steps {
                 let (places, values) = tile.column(k);
                 match values {
@@ -315,13 +315,13 @@ impl Working {
                             row.way += step * x;
                             let slope = &mut slopes[place as usize];
                             let moved = f64::from_bits(*slope as u64) + row.bend * (step * x);
-                            most = most.max(moved.abs());
+                            fits &= moved.abs() <= slope_max;
                             *slope = moved.to_bits() as i64;
                         }
                     }
                 }
             }
-            most <= slope_max
+            fits
         });
         entries
     }
@@ -332,7 +332,7 @@ impl Working {
         let scale = self.scale();
         let slope_max = self.slope_max;
         self.on_tiles(entries, pool, |tile, rows, slopes| {
-            let mut most = 0.0_f64;
+            let mut fits = true;
             slopes.fill(0); // the bits of 0.0
             let mut add = |place: u16, share: f64| {
                 let way = &mut slopes[place as usize];
@@ -350,13 +350,13 @@ impl Working {
             }
             for (slope, row) in slopes.iter_mut().zip(rows) {
                 let product = row.bend * f64::from_bits(*slope as u64);
-                most = most.max(product.abs());
+                fits &= product.abs() <= slope_max;
                 *slope = match tile.values {
                     None => scale.to(product),
                     Some(_) => product.to_bits() as i64,
                 };
             }
-            most <= slope_max
+            fits
         });
     }
 
