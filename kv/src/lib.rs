@@ -98,10 +98,6 @@ pub use worker::{ServerAddress, Table, TableCopies, Worker};
 
 /// The programs in the pages build.
 #[cfg(doctest)]
-#[doc = include_str!("../../README.md")]
-struct Readme;
-
-#[cfg(doctest)]
 #[doc = include_str!("../docs/requests.md")]
 struct Requests;
 

@@ -7,7 +7,7 @@
 
 #[path = "support/simulated.rs"]
 mod simulated;
-#[path = "support/small_disk.rs"]
+#[path = "../src/node/scheduler/keeper/small_disk.rs"]
 mod small_disk;
 
 use std::cell::{Cell, RefCell};

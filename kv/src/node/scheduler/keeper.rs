@@ -178,7 +178,6 @@ fn failed(what: &str, place: &str, why: &Failure) -> Error {
 }
 
 #[cfg(test)]
-#[path = "../../../tests/support/small_disk.rs"]
 mod small_disk;
 
 #[cfg(test)]
