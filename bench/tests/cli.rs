@@ -101,6 +101,79 @@ fn help_names_every_command_and_hides_the_floor() {
 }
 
 #[test]
+fn the_version_has_commit_and_features() {
+    let version = text(&caravan("--version", &[]).stdout);
+    let machine = &rows("doctor --json")[0];
+    let commit = machine["commit"].as_str().unwrap();
+    let hash = commit.strip_suffix("-dirty").unwrap_or(commit);
+    let is_hash = hash.len() == 12 && hash.bytes().all(|byte| byte.is_ascii_hexdigit());
+    assert!(is_hash || commit == "unknown", "{commit}");
+    let features = [
+        ("arrow", cfg!(feature = "arrow")),
+        ("etcd", cfg!(feature = "etcd")),
+        ("hwloc", cfg!(feature = "hwloc")),
+        ("rdma", cfg!(feature = "rdma")),
+        ("shm", cfg!(feature = "shm")),
+        ("stores", cfg!(feature = "stores")),
+        ("uring", cfg!(feature = "uring")),
+    ];
+    let built = features.iter().filter(|(_, built)| *built).map(|(name, _)| *name);
+    let built = built.collect::<Vec<_>>().join(" ");
+    let built = if built.is_empty() { "no features" } else { &built };
+    let expected = format!("caravan {} ({commit}, {built})\n", env!("CARGO_PKG_VERSION"));
+    assert_eq!(version, expected);
+}
+
+#[test]
+fn every_training_flag_is_in_the_table_of_the_page() {
+    let rows_of = |page: &str| -> Vec<String> {
+        let page = format!("{}/../kv/docs/{page}.md", env!("CARGO_MANIFEST_DIR"));
+        let page = std::fs::read_to_string(page).unwrap();
+        page.lines().filter(|line| line.starts_with("| `--")).map(str::to_owned).collect()
+    };
+    let help = text(&caravan("train --help", &[]).stdout);
+    let commands = help.lines().skip_while(|line| *line != "Commands:").skip(1);
+    let trainers: Vec<&str> = commands
+        .take_while(|line| !line.is_empty())
+        .filter_map(|line| line.split_whitespace().next())
+        .filter(|name| *name != "help")
+        .collect();
+    assert!(trainers.contains(&"dbpg") && trainers.contains(&"kmeans"), "{trainers:?}");
+    for trainer in trainers {
+        let page = match trainer {
+            "dbpg" => "training",
+            "kmeans" => "tasks",
+            _ => "trainers",
+        };
+        let help = caravan(&format!("train {trainer} --help"), &[]);
+        let help = text(&help.stdout);
+        let (rows, flags) = (rows_of(page), own_flags(&help));
+        assert!(["--data", "--model"].iter().all(|flag| flags.contains(flag)), "{flags:?}");
+        for flag in flags {
+            let named = rows.iter().any(|row| row.contains(&format!("`{flag}")));
+            assert!(named, "{flag} of train {trainer} is not in a table of kv/docs/{page}.md");
+        }
+    }
+}
+
+/// The flags of a `--help`, but for those that every command has.
+fn own_flags(help: &str) -> Vec<&str> {
+    let mut common = false;
+    let mut flags = Vec::new();
+    for line in help.lines() {
+        if line.ends_with(':') && !line.starts_with(' ') {
+            common = line == "Common options:";
+        }
+        let words = line.trim_start();
+        let flag = words.split([' ', '=']).find(|word| word.starts_with("--"));
+        if !common && words.starts_with('-') && flag.is_some_and(|flag| flag != "--help") {
+            flags.extend(flag);
+        }
+    }
+    flags
+}
+
+#[test]
 fn doctor_names_every_van_and_what_to_do() {
     let rows = rows("doctor --json");
     assert_eq!(rows[0]["row"], "machine");
