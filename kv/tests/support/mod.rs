@@ -16,7 +16,7 @@ use caravan_kv::server::{Pulled, Request};
 use caravan_kv::{Handles, ServerAddress, ServerThread, Shard, Van, Worker};
 use caravan_van::{Endpoint, Identity, Pool, VanConfig};
 
-pub(crate) use vans::{any, auto_may_take, device, node, rdma, vans};
+pub(crate) use vans::{any, auto_may_take, device, node, rdma, runs_over, vans};
 
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
 

@@ -26,6 +26,15 @@ pub(crate) fn vans() -> Vec<Van> {
     here.filter(|van| only.is_none_or(|only: Van| only == *van)).collect()
 }
 
+/// Whether tests run over `van`; says so if they do not.
+pub(crate) fn runs_over(van: Van) -> bool {
+    let runs = vans().contains(&van);
+    if !runs {
+        eprintln!("skipped: needs the {van} van, left out of this build or by CARAVAN_TEST_VAN");
+    }
+    runs
+}
+
 fn named() -> Option<Van> {
     std::env::var("CARAVAN_TEST_VAN").ok().map(|name| name.parse().unwrap())
 }
