@@ -362,6 +362,7 @@ fn people_get_columns() {
     let stdout = text(&output.stdout);
     let lines: Vec<&str> = stdout.lines().collect();
     assert!(lines[0].starts_with("# cpu"), "{stdout}");
+    assert!(stdout.contains("no limit; over sockets it makes one call a message"), "{stdout}");
     let last = lines.last().unwrap();
     assert!(last.starts_with("tcp") && last.ends_with(" 0"), "{stdout}");
 }

@@ -136,7 +136,7 @@ pub(crate) struct Method {
     /// same
     #[arg(long)]
     pub(crate) strict: bool,
-    /// Only the published first-order steps, in place of the second-order method
+    /// Only first-order steps, published but for their curvature, not the second-order method
     #[arg(long)]
     pub(crate) no_newton: bool,
     /// Drops features that at most N examples of all workers have; a sketch counts them, and keeps

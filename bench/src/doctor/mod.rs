@@ -93,7 +93,7 @@ fn checks(rdma: &Found) -> Vec<VanCheck> {
         check(
             Van::Uring,
             "io_uring over TCP; ahead of tcp from 64 lanes a thread on",
-            "needs Linux 6.0 or later, `sysctl kernel.io_uring_disabled` 0, and a container that \
+            "needs Linux 5.11 or later, `sysctl kernel.io_uring_disabled` 0, and a container that \
              allows io_uring; the tcp van does without",
         ),
         check(

@@ -5,8 +5,8 @@
 //! payloads are compared in full and large ones by their stamps; the large ones still in memory are
 //! compared in full when it has stopped.
 //!
-//! The floor makes one call for each message. A van that sends several messages with one call can
-//! be faster than the floor, which is what the rate shows.
+//! The floor of sockets makes one call for each message. A van that sends several messages with one
+//! call can be faster, which is what the rate shows.
 
 use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
@@ -16,6 +16,9 @@ use super::figures::{four, median, micro, milli, nano, ratio, spread_warning, th
 use super::subject::{Batch, Round, Subject, Task, Work, take_turns, timed_stream};
 use crate::cli::values::{name, size};
 use crate::report::{figure, row};
+
+/// What people have to know of the floor before they read its ratio as a limit.
+const FLOOR: &str = "floor: a plain program and no limit; over sockets it makes one call a message";
 
 row! {
     /// One row of `caravan bench bandwidth`. A push-pull moves `bytes` both ways and counts them
@@ -43,8 +46,8 @@ row! {
         rounds: Vec<f64>,
         floor_rounds: Vec<f64>,
     }
-    title |_| "bandwidth: a window of requests in flight, closed loop, \
-               value payload in GB/s (10^9)";
+    title |_| format!("bandwidth: a window of requests in flight, closed loop, \
+                       value payload in GB/s (10^9);\n# {FLOOR}");
     counts wrong;
 }
 
@@ -82,10 +85,10 @@ row! {
         rounds: Vec<f64>,
         floor_rounds: Vec<f64>,
     }
-    title |_| "rate: small requests, a window of them in flight, closed loop, \
-               million answered a second;\n\
-               # calls, copied bytes and time of a core for each, \
-               on the worker's side and on the servers'";
+    title |_| format!("rate: small requests, a window of them in flight, closed loop, \
+                       million answered a second;\n# {FLOOR};\n\
+                       # calls, copied bytes and time of a core for each, \
+                       on the worker's side and on the servers'");
     counts wrong;
 }
 
