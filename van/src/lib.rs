@@ -1,4 +1,4 @@
-//! The van moves messages with a key range between nodes, as fast as the wire allows.
+//! The van moves messages with a key range between nodes.
 //!
 //! ```text
 //!   message (ranges, keys, values)   wire (the format)   memory (registered slots)
