@@ -7,10 +7,10 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::io;
 use std::ops::Range;
 
 use crate::ids::{NumaId, PuId};
+use crate::sys;
 use crate::topology::{Topology, count, ranges, thread_mask};
 
 /// What threads should run close to.
@@ -214,11 +214,8 @@ fn pin(Seat { pu, node }: Seat) -> Placement {
         tracing::warn!(pu = pu.0, reason, "thread stays unpinned");
         Placement::Refused { pu, reason }
     };
-    if pu.0 >= MASK_PUS {
-        return refused(format!("PUs from {MASK_PUS} on don't fit the affinity mask used here"));
-    }
-    if !core_affinity::set_for_current(core_affinity::CoreId { id: pu.0 }) {
-        return refused(io::Error::last_os_error().to_string());
+    if let Err(error) = sys::run_on(pu) {
+        return refused(error.to_string());
     }
     match thread_mask() {
         Some(mask) if mask.iter().eq([&pu]) => Placement::Pinned { pu, node },
@@ -285,25 +282,13 @@ impl fmt::Display for Plan {
     }
 }
 
-/// Bits in the affinity mask of `core_affinity`, which panics past them (glibc's `CPU_SETSIZE`).
-const MASK_PUS: usize = 1024;
-
 #[cfg(test)]
-#[cfg(feature = "hwloc")]
 mod tests {
-    use std::path::Path;
+    #![allow(clippy::unwrap_used, reason = "tests")]
     use std::thread;
 
     use super::*;
-
-    fn two_nodes() -> Topology {
-        Topology::from_synthetic("pack:2 [numa(memory=8GB)] l3:1 core:4 pu:2").unwrap()
-    }
-
-    fn two_ib() -> Topology {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/two_ib.xml");
-        Topology::from_xml_file(path).unwrap()
-    }
+    use crate::topology::tree::{two_ib, two_nodes};
 
     fn pus(plan: &Plan) -> Vec<usize> {
         plan.seats().iter().map(|seat| seat.pu.0).collect()
@@ -392,7 +377,7 @@ mod tests {
     fn pus_the_system_refuses_leave_the_thread_unpinned() {
         thread::spawn(|| {
             let before = thread_mask();
-            for pu in [MASK_PUS - 1, MASK_PUS, usize::MAX] {
+            for pu in [1023, 1024, 4095, usize::MAX] {
                 let placement = pin(Seat { pu: PuId(pu), node: None });
                 assert!(matches!(placement, Placement::Refused { .. }), "{placement}");
                 assert!(placement.to_string().starts_with("unpinned: PU"), "{placement}");

@@ -1,6 +1,7 @@
 //! Replaces `sys.rs` where there is no `mmap`, on systems other than Linux and under Miri: zeroed
-//! memory of the allocator, without nodes or huge pages.
+//! memory of the allocator, without nodes or huge pages. Threads are not pinned.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::net::IpAddr;
 use std::ops::Range;
@@ -80,6 +81,14 @@ pub(crate) fn nodes_of(_: &[u8]) -> io::Result<Vec<Option<NumaId>>> {
 }
 
 pub(crate) fn current_pu() -> io::Result<PuId> {
+    unsupported()
+}
+
+pub(crate) fn thread_affinity() -> io::Result<BTreeSet<PuId>> {
+    unsupported()
+}
+
+pub(crate) fn run_on(_: PuId) -> io::Result<()> {
     unsupported()
 }
 

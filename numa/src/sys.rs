@@ -1,9 +1,10 @@
-//! Linux system calls for pages; the only file of this crate that may contain `unsafe`.
+//! Linux system calls for pages and pinning; the only file of this crate that may contain `unsafe`.
 //!
 //! A [`Mapping`] is an address range that belongs to this process until it is dropped. Nothing here
 //! accesses the contents of memory; some calls ask where it lies.
 
-use std::ffi::{CStr, c_int, c_void};
+use std::collections::BTreeSet;
+use std::ffi::{CStr, c_int, c_ulong, c_void};
 use std::fs::File;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -276,6 +277,35 @@ pub(crate) fn current_pu() -> io::Result<PuId> {
     usize::try_from(pu).map(PuId).map_err(|_| io::Error::last_os_error())
 }
 
+/// The processing units that the calling thread may run on.
+pub(crate) fn thread_affinity() -> io::Result<BTreeSet<PuId>> {
+    let mut mask = PuMask::of_pus(PuMask::PUS_AT_FIRST);
+    loop {
+        let (bytes, words) = (size_of_val(&*mask.0), mask.0.as_mut_ptr());
+        // SAFETY: the call writes at most `bytes` bytes from `words`, all of which are the mask's.
+        let outcome = unsafe { libc::sched_getaffinity(0, bytes, words.cast()) };
+        match succeeded(outcome.into()) {
+            Ok(()) => return Ok(mask.pus()),
+            // The kernel has more processing units than the mask.
+            Err(error)
+                if error.raw_os_error() == Some(libc::EINVAL)
+                    && mask.0.len() * PuMask::WORD_BITS < PuMask::PUS_MAX =>
+            {
+                mask = PuMask::of_pus(2 * mask.0.len() * PuMask::WORD_BITS);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Makes the calling thread run on `pu` alone.
+pub(crate) fn run_on(pu: PuId) -> io::Result<()> {
+    let mask = PuMask::with(pu).ok_or(io::ErrorKind::InvalidInput)?;
+    let (bytes, words) = (size_of_val(&*mask.0), mask.0.as_ptr());
+    // SAFETY: the call reads `bytes` bytes from `words`, all of which are the mask's.
+    succeeded(unsafe { libc::sched_setaffinity(0, bytes, words.cast()) }.into())
+}
+
 /// CPU time of this thread up to now, in nanoseconds. `/proc` only has the time up to the last
 /// tick.
 pub(crate) fn thread_cpu_ns() -> u64 {
@@ -333,6 +363,34 @@ unsafe fn ip_address(address: *const libc::sockaddr) -> Option<IpAddr> {
     }
 }
 
+/// A set of processing units as the kernel reads and writes it. `libc::cpu_set_t` ends at 1024.
+struct PuMask(Vec<c_ulong>);
+
+impl PuMask {
+    const WORD_BITS: usize = c_ulong::BITS as usize;
+    const PUS_AT_FIRST: usize = 1024;
+    /// Beyond what any kernel has.
+    const PUS_MAX: usize = 1 << 16;
+
+    /// Room for `pus` of them, a multiple of the bits of a word; none is in the set.
+    fn of_pus(pus: usize) -> PuMask {
+        PuMask(vec![0; pus / Self::WORD_BITS])
+    }
+
+    /// Only `pu`; `None` for a number that no kernel has.
+    fn with(pu: PuId) -> Option<PuMask> {
+        let mut mask = (pu.0 < Self::PUS_MAX)
+            .then(|| Self::of_pus((pu.0 + 1).next_multiple_of(Self::WORD_BITS)))?;
+        *mask.0.last_mut()? = 1 << (pu.0 % Self::WORD_BITS);
+        Some(mask)
+    }
+
+    fn pus(&self) -> BTreeSet<PuId> {
+        let is_set = |pu: &usize| self.0[pu / Self::WORD_BITS] >> (pu % Self::WORD_BITS) & 1 == 1;
+        (0..self.0.len() * Self::WORD_BITS).filter(is_set).map(PuId).collect()
+    }
+}
+
 /// A set of NUMA nodes as the kernel reads it.
 struct NodeMask([u64; NodeMask::WORDS]);
 
@@ -373,6 +431,17 @@ mod tests {
 
     use super::*;
     use crate::pages::{HugePages, PageSource};
+
+    #[test]
+    fn a_mask_has_room_for_any_processing_unit() {
+        for pu in [0, 63, 64, 1023, 1024, 4095, PuMask::PUS_MAX - 1].map(PuId) {
+            assert!(PuMask::with(pu).unwrap().pus().iter().eq([&pu]), "{pu}");
+        }
+        assert!(PuMask::with(PuId(PuMask::PUS_MAX)).is_none());
+        let refused = |pu| run_on(PuId(pu)).unwrap_err();
+        assert_eq!(refused(4095).raw_os_error(), Some(libc::EINVAL), "by the kernel");
+        assert_eq!(refused(usize::MAX).kind(), io::ErrorKind::InvalidInput);
+    }
 
     #[test]
     fn interfaces_have_their_addresses() {
@@ -465,7 +534,6 @@ mod tests {
 
     /// The thread writes from one node; the pages are bound to the other.
     #[test]
-    #[cfg(feature = "hwloc")]
     #[ignore = "needs two NUMA nodes: ci/numa"]
     fn pages_lie_on_the_node_they_are_bound_to() {
         use crate::pages::HugePages::{AsSystem, Reserved, Transparent};
@@ -493,7 +561,6 @@ mod tests {
     }
 
     /// The kernel's line about this mapping.
-    #[cfg(feature = "hwloc")]
     fn policy(pages: &Pages) -> String {
         let maps = std::fs::read_to_string("/proc/self/numa_maps").unwrap();
         let lines = maps.lines().filter_map(|line| {

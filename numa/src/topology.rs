@@ -1,33 +1,42 @@
-//! The layout of a machine: NUMA nodes, cores, processing units (PUs) and network devices.
+//! The layout of a machine: NUMA nodes, cores, processing units (PUs), caches and network devices.
 //!
-//! [`Topology`] is a plain snapshot, cheap to clone and to send; libhwloc is open only while one is
-//! created. It describes this machine, an XML file written by `lstopo --of xml` (possibly of
-//! another machine, with NICs), or a synthetic description (which never has devices). It pins
-//! nothing: see `affinity.rs`. `topology/discover.rs` queries libhwloc; `topology/flat.rs` replaces
-//! it in a build without the feature `hwloc`.
+//! [`Topology`] is a plain snapshot, cheap to clone and to send. It describes this machine, by what
+//! Linux shows in `/sys` (`topology/sysfs.rs`). With the feature `hwloc` libhwloc reads this machine
+//! instead (`topology/libhwloc.rs`), and also an XML file written by `lstopo --of xml` (possibly of
+//! another machine, with NICs), or a synthetic description (which never has devices). Both find the
+//! same layout: `topology/agreement.rs` tests it. A topology pins nothing: see `affinity.rs`.
 
-#[cfg(feature = "hwloc")]
-mod discover;
+#[cfg(all(test, target_os = "linux"))]
+mod agreement;
 #[cfg(not(feature = "hwloc"))]
-#[path = "topology/flat.rs"]
+#[path = "topology/left_out.rs"]
 mod discover;
+#[cfg(feature = "hwloc")]
+#[path = "topology/libhwloc.rs"]
+mod discover;
+#[cfg(any(not(feature = "hwloc"), test))]
+mod sysfs;
+#[cfg(test)]
+pub(crate) mod tree;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Write as _};
-use std::fs::File;
-use std::io::{self, Read as _};
+use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::files::read_text;
 use crate::ids::{NumaId, PuId};
+use crate::sys;
 
 /// Memory with the same distance from the PUs beside it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NumaNode {
     /// The kernel's number.
     pub id: NumaId,
-    /// PUs this memory is local to, ascending; empty for memory without processors.
+    /// PUs this memory is local to, ascending. Memory without processors is local to the PUs of the
+    /// nodes that the firmware names, or to those of the nearest; empty if neither is known.
     pub pus: Vec<PuId>,
-    /// Local memory as hwloc reports it. Memory added at run time may be missing, so the nodes' sum
+    /// Local memory as the kernel reports it. Memory added at run time may be missing, so the nodes' sum
     /// is not the machine's memory.
     pub memory_bytes: Option<u64>,
 }
@@ -39,6 +48,32 @@ pub struct Core {
     pub pus: Vec<PuId>,
     /// The node whose memory is local; the lowest if there are several (HBM beside DRAM).
     pub node: Option<NumaId>,
+    /// The kernel's number of its package, the chip in a socket, if the machine reports it.
+    pub package: Option<usize>,
+}
+
+/// A cache and the PUs that share it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cache {
+    /// 1 for the one closest to the core.
+    pub level: u8,
+    /// What it holds.
+    pub kind: CacheKind,
+    /// Its size, if the machine reports it.
+    pub bytes: Option<u64>,
+    /// PUs that share it, ascending.
+    pub pus: Vec<PuId>,
+}
+
+/// What a cache holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum CacheKind {
+    /// Data only.
+    Data,
+    /// Instructions only.
+    Instruction,
+    /// Both.
+    Unified,
 }
 
 /// Kind of a network device.
@@ -69,6 +104,18 @@ pub enum Error {
     #[error("cannot read this machine's topology ({reason}); is /sys mounted?")]
     Discover {
         /// libhwloc's reason.
+        reason: String,
+    },
+    /// A file of this machine says what Linux never writes.
+    #[error(
+        "cannot read this machine's topology: {} {reason}; is something mounted over it \
+         (`findmnt --target {}`)?",
+        path.display(), path.display()
+    )]
+    SysFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
         reason: String,
     },
     /// The XML file could not be read.
@@ -115,9 +162,11 @@ pub enum Error {
 #[derive(Debug, Clone)]
 pub struct Topology {
     origin: String,
+    source: &'static str,
     is_this_machine: bool,
     nodes: Vec<NumaNode>,
     cores: Vec<Core>,
+    caches: Vec<Cache>,
     devices: Vec<Device>,
     /// Distance from the first node's PUs to the second node's memory, if the machine reports it.
     distances: BTreeMap<(NumaId, NumaId), u64>,
@@ -128,13 +177,14 @@ pub struct Topology {
 impl Topology {
     /// Reads this machine and the calling thread's affinity mask.
     ///
-    /// Call it before any pinning: a pinned thread finds one usable PU. The variables of libhwloc
-    /// (`HWLOC_XMLFILE`, `HWLOC_SYNTHETIC`) still apply and make it a dry run, unless
-    /// `HWLOC_THISSYSTEM=1` vouches that they describe this machine.
+    /// Call it before any pinning: a pinned thread finds one usable PU. With the feature `hwloc`
+    /// the variables of libhwloc (`HWLOC_XMLFILE`, `HWLOC_SYNTHETIC`) apply and make it a dry run,
+    /// unless `HWLOC_THISSYSTEM=1` vouches that they describe this machine.
     ///
     /// # Errors
     ///
-    /// [`Error::Discover`] if libhwloc cannot read the machine.
+    /// [`Error::SysFile`] if a file of the system has garbage in it; [`Error::Discover`] if
+    /// libhwloc cannot read the machine.
     pub fn this_machine() -> Result<Self, Error> {
         let found = discover::this_machine()?;
         Ok(Self::snapshot(found, "this machine".to_owned()))
@@ -180,10 +230,14 @@ impl Topology {
         &self.nodes
     }
 
-    /// Cores with a PU this process may use under its cgroup, in hwloc's order (close ones are
-    /// adjacent). If the machine does not report cores, every PU counts as one.
+    /// Cores with a PU this process may use under its cgroup; close ones are adjacent. If the machine does not report cores, every PU counts as one.
     pub fn cores(&self) -> &[Core] {
         &self.cores
+    }
+
+    /// Caches of these cores: lower levels first, then by what they hold and their first PU.
+    pub fn caches(&self) -> &[Cache] {
+        &self.caches
     }
 
     /// PUs a thread may be pinned to: those that the cgroup allows and, on this machine, those in
@@ -218,9 +272,14 @@ impl Topology {
         self.distances.get(&(from, to)).copied()
     }
 
-    /// What it was read from: this machine, a file, a description.
+    /// What it describes: this machine, a file, a description.
     pub fn origin(&self) -> &str {
         &self.origin
+    }
+
+    /// What it was read by: libhwloc, or the files of `/sys`.
+    pub fn source(&self) -> &'static str {
+        self.source
     }
 
     /// A few lines for people: counts, each node with its memory and PUs, each device.
@@ -267,7 +326,7 @@ impl Topology {
 
     fn snapshot(found: Found, origin: String) -> Self {
         let mut usable = found.allowed;
-        // libhwloc honours cgroups but not `taskset`. A mask that cannot be read hides nothing.
+        // What is allowed heeds cgroups but not `taskset`. A mask that cannot be read hides nothing.
         if found.is_this_machine
             && let Some(mask) = thread_mask()
         {
@@ -277,9 +336,11 @@ impl Topology {
         usable.retain(|pu| found.cores.iter().any(|core| core.pus.contains(pu)));
         Self {
             origin,
+            source: found.source,
             is_this_machine: found.is_this_machine,
             nodes: found.nodes,
             cores: found.cores,
+            caches: found.caches,
             devices: found.devices,
             distances: found.distances,
             usable,
@@ -288,17 +349,9 @@ impl Topology {
     }
 }
 
-/// The file's text, or `None` if it is longer than `bytes_max`.
-fn read_text(path: &Path, bytes_max: u64) -> io::Result<Option<String>> {
-    let mut text = String::new();
-    let read = File::open(path)?.take(bytes_max + 1).read_to_string(&mut text)? as u64;
-    Ok((read <= bytes_max).then_some(text))
-}
-
 /// PUs in the calling thread's affinity mask, if the system reports it.
 pub(crate) fn thread_mask() -> Option<BTreeSet<PuId>> {
-    let ids = core_affinity::get_core_ids()?;
-    Some(ids.into_iter().map(|core| PuId(core.id)).collect())
+    sys::thread_affinity().ok()
 }
 
 /// Writes ascending numbers as `0-3,8`.
@@ -338,12 +391,14 @@ const XML_BYTES_MAX: u64 = 64 << 20;
 const GIB: f64 = (1_u64 << 30) as f64;
 const STRING_WRITE: &str = "a String takes every write";
 
-/// A machine as `discover` found it.
+/// A machine as its source found it.
 struct Found {
+    source: &'static str,
     /// Whether this process runs on it.
     is_this_machine: bool,
     nodes: Vec<NumaNode>,
     cores: Vec<Core>,
+    caches: Vec<Cache>,
     devices: Vec<Device>,
     distances: BTreeMap<(NumaId, NumaId), u64>,
     /// PUs that the cgroup allows.
@@ -352,8 +407,34 @@ struct Found {
 }
 
 #[cfg(test)]
-#[cfg(feature = "hwloc")]
 mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+    use super::*;
+
+    #[test]
+    fn this_machine_is_readable_and_within_the_threads_mask() {
+        let mask = thread_mask();
+        let topology = Topology::this_machine().unwrap();
+        assert!(!topology.nodes().is_empty());
+        if topology.is_this_machine()
+            && let Some(mask) = mask
+        {
+            assert!(!topology.usable_pus().is_empty());
+            assert!(topology.usable_pus().is_subset(&mask));
+        }
+        eprintln!("{}", topology.describe());
+    }
+
+    #[test]
+    fn ranges_are_short() {
+        assert_eq!(ranges(&[]), "");
+        assert_eq!(ranges(&[0, 1, 2, 8, 10, 11].map(PuId)), "0-2,8,10-11");
+    }
+}
+
+#[cfg(test)]
+#[cfg(feature = "hwloc")]
+mod tests_of_descriptions {
     use super::*;
 
     const TWO_NODES: &str = "pack:2 [numa(memory=8GB)] l3:1 core:4 pu:2";
@@ -369,7 +450,8 @@ mod tests {
         assert_eq!(topology.pus_present(), 16);
         assert_eq!(topology.usable_pus().len(), 16);
         assert_eq!(topology.cores().len(), 8);
-        let expected = Core { pus: vec![PuId(10), PuId(11)], node: Some(NumaId(1)) };
+        let expected =
+            Core { pus: vec![PuId(10), PuId(11)], node: Some(NumaId(1)), package: Some(1) };
         assert_eq!(topology.cores()[5], expected);
         assert_eq!(topology.nodes().len(), 2);
         assert_eq!(topology.nodes()[1].pus, (8..16).map(PuId).collect::<Vec<_>>());
@@ -448,20 +530,6 @@ mod tests {
     }
 
     #[test]
-    fn this_machine_is_readable_and_within_the_threads_mask() {
-        let mask = thread_mask();
-        let topology = Topology::this_machine().unwrap();
-        assert!(!topology.nodes().is_empty());
-        if topology.is_this_machine()
-            && let Some(mask) = mask
-        {
-            assert!(!topology.usable_pus().is_empty());
-            assert!(topology.usable_pus().is_subset(&mask));
-        }
-        eprintln!("{}", topology.describe());
-    }
-
-    #[test]
     fn describes_itself_in_a_few_lines() {
         let topology = Topology::from_synthetic(TWO_NODES).unwrap();
         let expected = "synthetic \"pack:2 [numa(memory=8GB)] l3:1 core:4 pu:2\": 2 NUMA nodes, \
@@ -470,11 +538,5 @@ mod tests {
         assert_eq!(topology.describe(), expected);
         let text = Topology::from_xml_file(two_ib()).unwrap().describe();
         assert!(text.ends_with("  mlx5_1 (RDMA): node 1\n  ib0 (network): node 0"), "{text}");
-    }
-
-    #[test]
-    fn ranges_are_short() {
-        assert_eq!(ranges(&[]), "");
-        assert_eq!(ranges(&[0, 1, 2, 8, 10, 11].map(PuId)), "0-2,8,10-11");
     }
 }

@@ -1,16 +1,16 @@
-//! Converts libhwloc's objects to plain values: nodes, cores, distances and devices of a machine, a
-//! file or a description. `topology.rs` makes its snapshots of them.
+//! Converts libhwloc's objects to plain values: nodes, cores, caches, distances and devices of a
+//! machine, a file or a description. `topology.rs` makes its snapshots of them.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use hwloc::object::TopologyObject;
 use hwloc::object::attributes::ObjectAttributes;
-use hwloc::object::types::{OSDeviceType, ObjectType};
+use hwloc::object::types::{CacheType, OSDeviceType, ObjectType};
 use hwloc::topology::Topology as HwlocTopology;
 use hwloc::topology::builder::{TopologyBuilder, TypeFilter};
 
-use super::{Core, Device, DeviceKind, Error, Found, NumaNode};
+use super::{Cache, CacheKind, Core, Device, DeviceKind, Error, Found, NumaNode};
 use crate::ids::{NumaId, PuId};
 
 /// Linux's largest `NR_CPUS`.
@@ -44,9 +44,11 @@ pub(super) fn synthetic(description: &str) -> Result<Found, Error> {
 
 fn take_out(found: &HwlocTopology) -> Found {
     Found {
+        source: "libhwloc",
         is_this_machine: false,
         nodes: nodes(found),
         cores: cores(found),
+        caches: caches(found),
         devices: devices(found),
         distances: distances(found),
         allowed: found.allowed_cpuset().iter_set().map(|pu| PuId(usize::from(pu))).collect(),
@@ -70,9 +72,11 @@ fn quiet_builder() -> TopologyBuilder {
 }
 
 /// Runs the discovery. Keeps all I/O objects, because the filter for important ones omits virtual
-/// devices, Soft-RoCE among them.
+/// devices, Soft-RoCE among them; and the caches of instructions, which are omitted by default.
 fn load(builder: TopologyBuilder) -> Result<HwlocTopology, String> {
     let builder = builder.with_io_type_filter(TypeFilter::KeepAll).map_err(|e| e.to_string())?;
+    let builder =
+        builder.with_cpu_icache_type_filter(TypeFilter::KeepAll).map_err(|e| e.to_string())?;
     builder.build().map_err(|e| e.to_string())
 }
 
@@ -130,11 +134,13 @@ fn cores(found: &HwlocTopology) -> Vec<Core> {
     for object in found.objects_with_type(ObjectType::PU) {
         let Some(pu) = object.os_index().map(PuId) else { continue };
         let node = nearest_node(object);
+        let package = object.first_ancestor_with_type(ObjectType::Package);
+        let package = package.and_then(TopologyObject::os_index);
         match object.first_ancestor_with_type(ObjectType::Core).map(TopologyObject::logical_index) {
-            None => cores.push(Core { pus: vec![pu], node }),
+            None => cores.push(Core { pus: vec![pu], node, package }),
             Some(core) => {
                 let index = *index_of_core.entry(core).or_insert_with(|| {
-                    cores.push(Core { pus: Vec::new(), node });
+                    cores.push(Core { pus: Vec::new(), node, package });
                     cores.len() - 1
                 });
                 cores[index].pus.push(pu);
@@ -145,6 +151,25 @@ fn cores(found: &HwlocTopology) -> Vec<Core> {
         core.pus.sort_unstable();
     }
     cores
+}
+
+fn caches(found: &HwlocTopology) -> Vec<Cache> {
+    let objects = found.objects().filter(|object| object.object_type().is_cpu_cache());
+    let cache = |object: &TopologyObject| {
+        let Some(ObjectAttributes::Cache(cache)) = object.attributes() else { return None };
+        let kind = match cache.cache_type() {
+            CacheType::Data => CacheKind::Data,
+            CacheType::Instruction => CacheKind::Instruction,
+            CacheType::Unified => CacheKind::Unified,
+            _ => return None,
+        };
+        let pus = object.cpuset()?.iter_set().map(|pu| PuId(pu.into())).collect();
+        let level = u8::try_from(cache.depth()).ok()?;
+        Some(Cache { level, kind, bytes: cache.size().map(u64::from), pus })
+    };
+    let mut caches: Vec<Cache> = objects.filter_map(cache).collect();
+    caches.sort_by_key(|cache| (cache.level, cache.kind, cache.pus.first().copied()));
+    caches
 }
 
 /// The lowest node local to a PU: if there are several, the first is the plain memory.
