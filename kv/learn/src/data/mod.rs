@@ -266,7 +266,7 @@ pub(crate) mod testing {
     }
 
     pub(crate) fn xz(bytes: &[u8]) -> Vec<u8> {
-        let mut encoder = xz2::write::XzEncoder::new(Vec::new(), 1);
+        let mut encoder = liblzma::write::XzEncoder::new(Vec::new(), 1);
         encoder.write_all(bytes).unwrap();
         encoder.finish().unwrap()
     }

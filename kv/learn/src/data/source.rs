@@ -324,9 +324,9 @@ fn decompress(
         Some("gzip") => Box::new(Members { member: Some(GzDecoder::new(BufReader::new(input))) }),
         Some("zstd") => Box::new(zstd::Decoder::new(input)?),
         Some("xz") => {
-            let flags = xz2::stream::CONCATENATED;
-            let stream = xz2::stream::Stream::new_stream_decoder(XZ_MEMORY_BYTES_MAX, flags)?;
-            Box::new(xz2::read::XzDecoder::new_stream(input, stream))
+            let flags = liblzma::stream::CONCATENATED;
+            let stream = liblzma::stream::Stream::new_stream_decoder(XZ_MEMORY_BYTES_MAX, flags)?;
+            Box::new(liblzma::read::XzDecoder::new_stream(input, stream))
         }
         _ => Box::new(input),
     })
