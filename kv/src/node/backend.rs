@@ -1,7 +1,6 @@
 //! The only file that names concrete vans, and knows what each needs.
 
 use std::fmt;
-use std::fs;
 use std::net::{IpAddr, ToSocketAddrs};
 use std::path::Path;
 use std::str::FromStr;
@@ -10,7 +9,7 @@ use std::sync::mpsc::{Receiver, RecvError, TryRecvError};
 use std::time::Duration;
 
 use caravan_fallback_tcp::Tcp;
-use caravan_numa::{NumaId, interface_addresses, names_in};
+use caravan_numa::{NumaId, device_node, interface_addresses, names_in};
 use caravan_van::sim::{self, Network};
 use caravan_van::socket::CARRIER;
 use caravan_van::{MIXED, RdmaConfig, Sleeper, Transport, VanConfig, Wait};
@@ -512,10 +511,11 @@ fn interface_nic(own: &[IpAddr], sysfs: &Path) -> Option<Nic> {
 fn interface_node(name: &str, sysfs: &Path) -> Option<NumaId> {
     let mut level = vec![name.to_owned()];
     for _ in 0..STACKED_MAX {
-        if let Some(node) = level.iter().find_map(|name| own_node(name, sysfs)) {
+        let at = |name: &String| sysfs.join("class/net").join(name);
+        if let Some(node) = level.iter().find_map(|name| device_node(&at(name).join("device"))) {
             return Some(node);
         }
-        let files = level.iter().flat_map(|name| names_in(&sysfs.join("class/net").join(name)));
+        let files = level.iter().flat_map(|name| names_in(&at(name)));
         level = files.filter_map(|file| Some(file.strip_prefix("lower_")?.to_owned())).collect();
     }
     None
@@ -523,13 +523,6 @@ fn interface_node(name: &str, sysfs: &Path) -> Option<NumaId> {
 
 /// The kernel's limit of stacked interfaces (`MAX_NEST_DEV`).
 const STACKED_MAX: usize = 8;
-
-fn own_node(interface: &str, sysfs: &Path) -> Option<NumaId> {
-    let device = fs::canonicalize(sysfs.join("class/net").join(interface).join("device")).ok()?;
-    // A paravirtual device has no entry itself; the device it is attached to has.
-    let text = device.ancestors().find_map(|at| fs::read_to_string(at.join("numa_node")).ok())?;
-    text.trim().parse().ok().map(NumaId) // -1 means no node
-}
 
 /// Opens the transport of the control plane beside `van`; it sleeps rather than spins.
 pub(crate) fn open_control(van: Van, config: &VanConfig) -> Result<Box<dyn Transport>> {
@@ -542,6 +535,8 @@ pub(crate) fn open_control(van: Van, config: &VanConfig) -> Result<Box<dyn Trans
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
+    use std::fs;
+
     use super::*;
 
     #[test]
