@@ -328,7 +328,7 @@ pub(crate) struct AgentArgs {
 #[derive(Debug, Clone, Args)]
 pub(crate) struct DoctorArgs {
     /// Draws another machine than this one: a file that `lstopo --of xml` wrote, or hwloc's
-    /// synthetic notation, as "pack:2 [numa(memory=8GB)] core:4 pu:2"
+    /// synthetic notation, as "pack:2 [numa(memory=8GB)] core:4 pu:2"; needs the feature hwloc
     #[arg(long, value_name = "FILE|WORDS")]
     pub(crate) topology: Option<String>,
     /// Only the layout, for another process that libhwloc is not to take with it

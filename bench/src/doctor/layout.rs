@@ -2,6 +2,7 @@
 //! network devices beside them, and huge pages. It is of this machine, of a file that
 //! `lstopo --of xml` wrote, or of a synthetic description.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::{self, Command, Stdio};
 use std::time::Duration;
@@ -10,7 +11,7 @@ use std::{env, fs, thread};
 use anyhow::{Context, Result};
 use caravan_kv::ClusterConfig;
 use caravan_kv::node::{Nic, Seating, nic};
-use caravan_numa::{DeviceKind, NumaId, Topology};
+use caravan_numa::{Cache, CacheKind, Core, DeviceKind, NumaId, PuId, Topology};
 use serde::{Deserialize, Serialize};
 
 use super::machine;
@@ -23,6 +24,8 @@ use crate::report::{self, Row};
 pub(crate) struct Layout {
     /// This machine, a file, a description.
     pub(crate) origin: String,
+    /// What it was read by: /sys or libhwloc.
+    pub(crate) source: String,
     pub(crate) this_machine: bool,
     /// The setting: near-nic, any, or a number.
     pub(crate) wish: String,
@@ -50,8 +53,19 @@ pub(crate) struct Node {
     pub(crate) huge_pages_free: Option<u64>,
     /// To each node in order, 10 for its own memory; empty if the machine does not tell.
     pub(crate) distances: Vec<u64>,
+    /// Packages that its cores are in, as the machine numbers them.
+    pub(crate) packages: Vec<usize>,
     pub(crate) cores: Vec<Vec<usize>>,
+    /// Caches of data that several of its cores share.
+    pub(crate) caches: Vec<SharedCache>,
     pub(crate) devices: Vec<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct SharedCache {
+    pub(crate) level: u8,
+    pub(crate) bytes: Option<u64>,
+    pub(crate) pus: Vec<usize>,
 }
 
 /// A server thread of the cluster that the settings describe.
@@ -108,6 +122,7 @@ impl Layout {
         let note = seating.plan.as_ref().and_then(|plan| plan.note().map(str::to_owned));
         Layout {
             origin: topology.origin().to_owned(),
+            source: topology.source().to_owned(),
             this_machine: topology.is_this_machine(),
             wish: config.node.numa.to_string(),
             nic: seating.nic.as_ref().map(|nic| nic.name.clone()),
@@ -130,6 +145,9 @@ impl Layout {
             Some(bytes) => format!("┌ node {}: {:.1} GiB", node.node, bytes as f64 / GIB),
             None => format!("┌ node {}: memory unknown", node.node),
         };
+        if !node.packages.is_empty() {
+            title += &format!(", package {}", joined(&node.packages, " "));
+        }
         if let Some(pages) = node.huge_pages {
             let free = node.huge_pages_free.unwrap_or(0);
             title += &format!(", {free} of {pages} huge pages free");
@@ -148,6 +166,10 @@ impl Layout {
             let core = joined(pus, " ");
             lines.push(format!("│ core with PU {core}{arrow}{}", threads.join(", ")));
         }
+        for SharedCache { level, bytes, pus } in &node.caches {
+            let size = bytes.map_or(String::new(), |bytes| format!(" of {} KiB", bytes >> 10));
+            lines.push(format!("│ L{level} cache{size} for PU {}", joined(pus, " ")));
+        }
         for device in &node.devices {
             let chosen = if self.nic.as_ref() == Some(device) { "  ◄ messages" } else { "" };
             lines.push(format!("│ {device}{chosen}"));
@@ -165,7 +187,7 @@ impl Row for Layout {
 
     fn text(&self) -> String {
         let nodes = machine::nodes(self.nodes.len()).replace(' ', " NUMA ");
-        let mut lines = vec![format!("{}: {nodes}", self.origin)];
+        let mut lines = vec![format!("{}: {nodes}, by {}", self.origin, self.source)];
         for node in &self.nodes {
             self.draw_node(node, &mut lines);
         }
@@ -216,15 +238,25 @@ fn node(topology: &Topology, id: NumaId, memory_bytes: Option<u64>, sysfs: Optio
         sysfs.join(format!("devices/system/node/node{id}/hugepages/hugepages-2048kB"))
     });
     let count = |file| fs::read_to_string(at.as_ref()?.join(file)).ok()?.trim().parse().ok();
-    let cores = topology.cores().iter().filter(|core| core.node == Some(id));
+    let cores: Vec<&Core> = topology.cores().iter().filter(|it| it.node == Some(id)).collect();
     let devices = topology.devices().iter().filter(|device| device.node == Some(id));
+    let packages: BTreeSet<usize> = cores.iter().filter_map(|core| core.package).collect();
+    let is_shared = |cache: &&Cache| {
+        let with = cores.iter().filter(|core| core.pus.iter().any(|pu| cache.pus.contains(pu)));
+        cache.kind != CacheKind::Instruction && with.count() > 1
+    };
+    let numbers = |pus: &[PuId]| -> Vec<usize> { pus.iter().map(|pu| pu.0).collect() };
+    let cache =
+        |it: &Cache| SharedCache { level: it.level, bytes: it.bytes, pus: numbers(&it.pus) };
     Node {
         node: id.0,
         memory_bytes,
         huge_pages: count("nr_hugepages"),
         huge_pages_free: count("free_hugepages"),
         distances: topology.nodes().iter().filter_map(|to| topology.distance(id, to.id)).collect(),
-        cores: cores.map(|core| core.pus.iter().map(|pu| pu.0).collect()).collect(),
+        packages: packages.into_iter().collect(),
+        caches: topology.caches().iter().filter(is_shared).map(cache).collect(),
+        cores: cores.iter().map(|core| numbers(&core.pus)).collect(),
         devices: devices.map(|device| device.name.clone()).collect(),
     }
 }
@@ -284,13 +316,16 @@ const SLOW: i32 = 3;
 
 #[cfg(test)]
 mod tests {
+    #[cfg(feature = "hwloc")]
     use caravan_kv::node::Numa;
 
     use super::*;
 
+    #[cfg(feature = "hwloc")]
     const TWO_IB: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../numa/tests/two_ib.xml");
 
     #[test]
+    #[cfg(feature = "hwloc")]
     fn threads_are_drawn_beside_the_device() {
         let mut config = ClusterConfig { servers: 2, ..ClusterConfig::default() };
         config.node.rdma.device = Some("mlx5_1".to_owned());
@@ -302,7 +337,7 @@ mod tests {
         assert_eq!(places, [(0, Some(4), Some(1)), (1, Some(6), Some(1))]);
         let text = layout.text();
         for line in [
-            "# ┌ node 1: 7.5 GiB, distances 21 10",
+            "# ┌ node 1: 7.5 GiB, package 1, distances 21 10",
             "# │ core with PU 4 5  ◄ server 0 thread 0 on PU 4",
             "# │ core with PU 6 7  ◄ server 1 thread 0 on PU 6",
             "# │ mlx5_1  ◄ messages",
@@ -313,19 +348,35 @@ mod tests {
     }
 
     #[test]
-    fn a_synthetic_machine_and_this_one_are_drawn() {
+    #[cfg(feature = "hwloc")]
+    fn a_synthetic_machine_is_drawn() {
         let mut config = ClusterConfig { threads: 2, ..ClusterConfig::default() };
         (config.node.pin, config.node.numa) = (false, Numa::Node(NumaId(1)));
-        let text =
-            Layout::read(&config, Some("pack:2 [numa(memory=8GB)] core:2 pu:1")).unwrap().text();
-        assert!(text.contains("server 0 thread 1 is not pinned, its memory on node 1"), "{text}");
+        let words = "pack:2 [numa(memory=8GB)] l3:1(size=4194304) core:2 pu:1";
+        let text = Layout::read(&config, Some(words)).unwrap().text();
+        for part in [
+            "server 0 thread 1 is not pinned, its memory on node 1",
+            ": 2 NUMA nodes, by libhwloc\n",
+            "# │ L3 cache of 4096 KiB for PU 2 3\n",
+        ] {
+            assert!(text.contains(part), "{part}\n{text}");
+        }
+    }
+
+    #[test]
+    fn this_machine_is_drawn_with_what_it_was_read_by() {
         let here = Layout::read(&ClusterConfig::default(), None).unwrap();
-        assert!(!here.nodes.is_empty() && here.text().lines().all(|line| line.starts_with('#')));
+        let text = here.text();
+        assert!(!here.nodes.is_empty() && text.lines().all(|line| line.starts_with('#')));
+        let source = if cfg!(feature = "hwloc") { "libhwloc" } else { "/sys" };
+        let title = text.lines().next().unwrap();
+        assert!(title.starts_with("# this machine: ") && title.ends_with(source), "{title}");
         let row = serde_json::to_string(&here).unwrap();
         assert_eq!(serde_json::from_str::<Layout>(&row).unwrap(), here);
     }
 
     #[test]
+    #[cfg(feature = "hwloc")]
     fn what_is_no_topology_or_has_no_such_node_is_wrong_usage() {
         let mut config = ClusterConfig::default();
         for wrong in ["nonsense", "/nowhere/two.xml", "pu:0"] {

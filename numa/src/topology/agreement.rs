@@ -74,17 +74,18 @@ mod libhwloc {
         assert_eq!(only(&here, &there), only(&there, &here), "in /sys, by libhwloc");
         assert_eq!(here, there, "in this order");
     }
+}
 
-    fn lines(topology: &Topology) -> Vec<String> {
-        let Topology { nodes, cores, caches, devices, distances, usable, .. } = topology;
-        let mut lines = vec![format!("{usable:?} of {}", topology.pus_present)];
-        lines.extend(nodes.iter().map(|node| format!("{node:?}")));
-        lines.extend(cores.iter().map(|core| format!("{core:?}")));
-        lines.extend(caches.iter().map(|cache| format!("{cache:?}")));
-        lines.extend(devices.iter().map(|device| format!("{device:?}")));
-        lines.extend(distances.iter().map(|distance| format!("{distance:?}")));
-        lines
-    }
+/// What a topology says, one thing a line.
+fn lines(topology: &Topology) -> Vec<String> {
+    let Topology { nodes, cores, caches, devices, distances, usable, .. } = topology;
+    let mut lines = vec![format!("{usable:?} of {}", topology.pus_present)];
+    lines.extend(nodes.iter().map(|node| format!("{node:?}")));
+    lines.extend(cores.iter().map(|core| format!("{core:?}")));
+    lines.extend(caches.iter().map(|cache| format!("{cache:?}")));
+    lines.extend(devices.iter().map(|device| format!("{device:?}")));
+    lines.extend(distances.iter().map(|distance| format!("{distance:?}")));
+    lines
 }
 
 #[test]
@@ -243,5 +244,30 @@ fn a_file_with_what_linux_never_writes_is_named() {
         let error = tree.try_read().expect_err(&file);
         assert!(matches!(&error, Error::SysFile { path, .. } if path.ends_with(&file)), "{error}");
         assert!(error.to_string().contains("findmnt"), "{error}");
+    }
+}
+
+/// What a container may hide of a machine, and the page promises to read.
+#[test]
+fn every_folder_on_the_page_is_read() {
+    let page = include_str!("../../README.md");
+    let rows = page.lines().filter(|line| line.starts_with("| ") && line.contains(" | `"));
+    let folders: Vec<&str> = rows.flat_map(|row| row.split('`').skip(1).step_by(2)).collect();
+    assert_eq!(folders.len(), 7, "{folders:?}");
+    for folder in folders {
+        let tree = Tree::of(&smt(2, 2), &[0, 1]).device("infiniband", "mlx5_0", 1);
+        let tree = tree.device("net", "eth0", 0);
+        tree.write("proc/self/cgroup", "0::/");
+        tree.write("sys/fs/cgroup/cpuset.cpus.effective", "0-4");
+        let whole = lines(&tree.read());
+        match folder.strip_prefix('/') {
+            Some(file) => tree.remove(file),
+            None => {
+                let of_pu = |pu: usize| format!("sys/{}", folder.replace('N', &pu.to_string()));
+                let folders: BTreeSet<String> = (0..8).map(of_pu).collect();
+                folders.iter().for_each(|folder| tree.remove(folder));
+            }
+        }
+        assert_ne!(lines(&tree.read()), whole, "{folder}");
     }
 }
