@@ -195,7 +195,12 @@ fn doctor_names_every_van_and_what_to_do() {
     assert!(text(&output.stdout).starts_with("# cpu"));
     let two = ["doctor", "--threads", "2", "--topology", "numa:2 core:1 pu:1"];
     let output = Command::new(env!("CARGO_BIN_EXE_caravan")).args(two).output().unwrap();
-    assert!(text(&output.stdout).contains("◄ server 0 thread 1 on PU 1"), "{output:?}");
+    if cfg!(feature = "hwloc") {
+        assert!(text(&output.stdout).contains("◄ server 0 thread 1 on PU 1"), "{output:?}");
+    } else {
+        assert_eq!(output.status.code(), Some(2));
+        assert!(text(&output.stderr).contains("--features hwloc"), "{output:?}");
+    }
     assert_eq!(caravan("doctor --numa-node 4000", &[]).status.code(), Some(2));
 }
 

@@ -274,6 +274,7 @@ fn a_system_without_threads_is_an_error() {
 
 /// libhwloc asserts what a damaged file does not keep.
 #[test]
+#[cfg(feature = "hwloc")]
 fn a_topology_that_crashes_libhwloc_is_named() {
     let folder = folder("topology");
     let sound = concat!(env!("CARGO_MANIFEST_DIR"), "/../numa/tests/two_ib.xml");

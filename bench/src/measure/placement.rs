@@ -272,6 +272,7 @@ struct Tally {
 mod tests {
     use super::*;
 
+    #[cfg(feature = "hwloc")]
     fn of(description: &str) -> Vec<(&'static str, Option<usize>, Option<usize>)> {
         let (worker, cases) = cases(&Topology::from_synthetic(description).unwrap()).unwrap();
         assert_eq!(worker.pu, PuId(0));
@@ -280,6 +281,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg(feature = "hwloc")]
     fn cases_are_those_that_the_machine_has() {
         let last = [("same core", Some(0), Some(0)), ("unpinned", None, None)];
         let two = of("pack:2 [numa(memory=8GB)] core:2 pu:1");
