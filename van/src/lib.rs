@@ -21,8 +21,7 @@
 //! not `Send`, and no call on the path takes a lock. Only [`Transport::wait`] blocks.
 //!
 //! # Features
-//! * `rdma` (default): the verbs backend, Linux only. Building it needs the headers of libibverbs
-//!   and librdmacm, and libclang 14.
+//! * `rdma` (default): the verbs backend, Linux only. It opens the libraries of RDMA at run time.
 //! * `uring` (default): the io_uring backend, Linux only.
 //! * `shm` (default): shared memory within one host, Linux only.
 //! * `conformance`: the contract as generic tests, for tests of backends.

@@ -3,6 +3,8 @@
 use std::ffi::c_int;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 
+use super::bindings as ffi;
+
 /// A socket address in C form.
 pub(super) enum RawAddress {
     V4(libc::sockaddr_in),
@@ -10,11 +12,11 @@ pub(super) enum RawAddress {
 }
 
 impl RawAddress {
-    /// Valid while `self` does not move.
-    pub(super) fn as_ptr(&self) -> *const libc::sockaddr {
+    /// For calls, which only read it. Valid while `self` does not move.
+    pub(super) fn as_ptr(&self) -> *mut ffi::sockaddr {
         match self {
-            RawAddress::V4(address) => (&raw const *address).cast(),
-            RawAddress::V6(address) => (&raw const *address).cast(),
+            RawAddress::V4(address) => (&raw const *address).cast_mut().cast(),
+            RawAddress::V6(address) => (&raw const *address).cast_mut().cast(),
         }
     }
 }
@@ -43,7 +45,7 @@ impl From<SocketAddr> for RawAddress {
 ///
 /// # Safety
 /// `address` points to an address as long as its family requires.
-pub(super) unsafe fn from_raw(address: *const libc::sockaddr) -> Option<SocketAddr> {
+pub(super) unsafe fn from_raw(address: *const ffi::sockaddr) -> Option<SocketAddr> {
     // SAFETY: every address begins with its family.
     let family = unsafe { address.cast::<libc::sa_family_t>().read_unaligned() };
     match c_int::from(family) {
@@ -79,6 +81,6 @@ mod tests {
         }
         let other = libc::sockaddr { sa_family: 27, sa_data: [0; 14] };
         // SAFETY: `other` is an address of a family that is not read further.
-        assert_eq!(unsafe { from_raw(&raw const other) }, None);
+        assert_eq!(unsafe { from_raw((&raw const other).cast()) }, None);
     }
 }

@@ -3,7 +3,7 @@
 
 use std::cell::UnsafeCell;
 
-use rdma_sys as ffi;
+use super::bindings as ffi;
 
 /// Most requests posted in one call.
 pub(super) const CHAIN_MAX: usize = 16;
@@ -62,11 +62,19 @@ impl Chain {
 /// Makes a request carry no data. As a write, the peer's device only acknowledges it.
 pub(super) fn make_plain(request: &mut ffi::ibv_send_wr) {
     request.num_sge = 0;
-    request.imm_data_invalidated_rkey_union = immediate(0);
-    request.wr.rdma = ffi::rdma_t { remote_addr: 0, rkey: 0 };
+    set_immediate(request, 0);
+    set_remote(request, 0, 0);
 }
 
+/// Sets the value that goes with a request, in network byte order.
 #[inline]
-pub(super) fn immediate(imm: u32) -> ffi::imm_data_invalidated_rkey_union_t {
-    ffi::imm_data_invalidated_rkey_union_t { imm_data: imm.to_be() }
+pub(super) fn set_immediate(request: &mut ffi::ibv_send_wr, imm: u32) {
+    request.anonymous_1.imm_data = imm.to_be();
+}
+
+/// Sets the place in the peer's memory that a request writes or reads.
+#[inline]
+pub(super) fn set_remote(request: &mut ffi::ibv_send_wr, address: u64, key: u32) {
+    request.wr.rdma.remote_addr = address;
+    request.wr.rdma.rkey = key;
 }

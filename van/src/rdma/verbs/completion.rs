@@ -10,11 +10,10 @@ use std::ptr::NonNull;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use rdma_sys as ffi;
-use rdma_sys::{ibv_wc_opcode as opcode, ibv_wc_status as status};
-
+use super::bindings as ffi;
+use super::bindings::{ibv_wc_opcode as opcode, ibv_wc_status as status};
 use super::device::Device;
-use super::library::{Library, check, library, refused, set_non_blocking};
+use super::library::{Library, check, library, poll_cq, refused, req_notify_cq, set_non_blocking};
 
 /// Most completions taken by one poll.
 pub const POLL_MAX: usize = 16;
@@ -215,8 +214,8 @@ impl CompletionQueue {
         let taken_back = match device.capabilities()?.is_soft_roce {
             // Soft-RoCE passes on the kernel's value, which user space defines as a verified
             // checksum; reliable connections report none of those.
-            true => ffi::ibv_wc_flags::IBV_WC_IP_CSUM_OK.0,
-            false => ffi::ibv_wc_flags::IBV_WC_WITH_INV.0,
+            true => ffi::ibv_wc_flags::IBV_WC_IP_CSUM_OK,
+            false => ffi::ibv_wc_flags::IBV_WC_WITH_INV,
         };
         let channel = notices.channel.as_ptr();
         // SAFETY: context and channel are live; nobody follows the null pointer, which is the
@@ -272,7 +271,7 @@ impl CompletionQueue {
             (batch.at, batch.count, batch.taken_back) = (0, 0, self.taken_back);
             let first = batch.raw.as_mut_ptr().cast::<ffi::ibv_wc>();
             // SAFETY: the queue lives, and there is room for as many entries as are asked for.
-            let count = unsafe { ffi::ibv_poll_cq(self.queue.as_ptr(), POLL_MAX as c_int, first) };
+            let count = unsafe { poll_cq(self.queue, POLL_MAX as c_int, first) };
             batch.count = usize::try_from(count).map_err(|_| unreadable())?.min(POLL_MAX);
         }
         Ok(batch.count - batch.at)
@@ -285,7 +284,7 @@ impl CompletionQueue {
     /// The system's.
     pub fn arm(&self) -> io::Result<()> {
         // SAFETY: the queue lives.
-        check(unsafe { ffi::ibv_req_notify_cq(self.queue.as_ptr(), 0) })
+        check(unsafe { req_notify_cq(self.queue, 0) })
     }
 
     /// Readable once the requested notification is there.
@@ -375,12 +374,12 @@ fn completion(entry: &ffi::ibv_wc, taken_back_flag: u32) -> io::Result<Completio
         if status.is_ok() {
             bytes = entry.byte_len;
             written = entry.opcode == opcode::IBV_WC_RECV_RDMA_WITH_IMM;
-            if entry.wc_flags & ffi::ibv_wc_flags::IBV_WC_WITH_IMM.0 != 0 {
+            if entry.wc_flags & ffi::ibv_wc_flags::IBV_WC_WITH_IMM != 0 {
                 // SAFETY: both variants are plain numbers; the flag says that it is this one.
-                imm = Some(u32::from_be(unsafe { entry.imm_data_invalidated_rkey_union.imm_data }));
+                imm = Some(u32::from_be(unsafe { entry.anonymous_1.imm_data }));
             } else if entry.wc_flags & taken_back_flag != 0 {
                 // SAFETY: as above.
-                let key = unsafe { entry.imm_data_invalidated_rkey_union.invalidated_rkey };
+                let key = unsafe { entry.anonymous_1.invalidated_rkey };
                 taken_back = Some(TakenBack { key, queue: entry.qp_num });
             }
         }
@@ -439,7 +438,7 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
     use super::*;
 
-    const TAKEN: u32 = ffi::ibv_wc_flags::IBV_WC_WITH_INV.0;
+    const TAKEN: u32 = ffi::ibv_wc_flags::IBV_WC_WITH_INV;
 
     fn entry(wr_id: u64, status: u32, opcode: u32, wc_flags: u32) -> ffi::ibv_wc {
         ffi::ibv_wc {
@@ -448,9 +447,7 @@ mod tests {
             opcode,
             vendor_err: 0,
             byte_len: 77,
-            imm_data_invalidated_rkey_union: ffi::imm_data_invalidated_rkey_union_t {
-                imm_data: 5u32.to_be(),
-            },
+            anonymous_1: ffi::ibv_wc__bindgen_ty_1 { imm_data: 5u32.to_be() },
             qp_num: 17,
             src_qp: 0,
             wc_flags,
@@ -477,7 +474,7 @@ mod tests {
                 })
             }
         ));
-        let with_imm = ffi::ibv_wc_flags::IBV_WC_WITH_IMM.0;
+        let with_imm = ffi::ibv_wc_flags::IBV_WC_WITH_IMM;
         let received = WorkId::received(SERIAL_MAX, 12);
         let done = completion(&entry(received.0, 0, 129, with_imm), TAKEN).unwrap();
         assert!(matches!(
@@ -495,12 +492,12 @@ mod tests {
     /// Soft-RoCE reports it by another flag, which has no such meaning on other devices.
     #[test]
     fn a_key_is_taken_back_where_the_device_says_so() {
-        let soft = ffi::ibv_wc_flags::IBV_WC_IP_CSUM_OK.0;
+        let soft = ffi::ibv_wc_flags::IBV_WC_IP_CSUM_OK;
         for (flags, flag, is_taken) in
             [(TAKEN, TAKEN, true), (soft, soft, true), (soft, TAKEN, false), (0, TAKEN, false)]
         {
             let mut entry = entry(WorkId::received(1, 2).0, 0, 128, flags);
-            entry.imm_data_invalidated_rkey_union.invalidated_rkey = 0x70b;
+            entry.anonymous_1.invalidated_rkey = 0x70b;
             let Outcome::Received { imm: None, written: false, taken_back, .. } =
                 completion(&entry, flag).unwrap().outcome
             else {

@@ -14,10 +14,9 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use rdma_sys as ffi;
-use rdma_sys::rdma_cm_event_type as event;
-
 use super::address::{RawAddress, from_raw};
+use super::bindings as ffi;
+use super::bindings::rdma_cm_event_type as event;
 use super::device::Device;
 use super::library::{Library, check, library, refused, set_non_blocking};
 
@@ -268,7 +267,7 @@ impl Connection {
     /// Its own address, if known.
     pub fn local_address(&self) -> Option<SocketAddr> {
         // SAFETY: the connection lives; the address is within it.
-        let address = unsafe { &raw const (*self.id.as_ptr()).route.addr.src_addr_union };
+        let address = unsafe { &raw const (*self.id.as_ptr()).route.addr.anonymous_1 };
         // SAFETY: the library reserves room for any address there, initially zeroed, which is of no
         // family.
         unsafe { from_raw(address.cast()) }
@@ -277,7 +276,7 @@ impl Connection {
     /// The peer's address, if known.
     pub fn peer_address(&self) -> Option<SocketAddr> {
         // SAFETY: the connection lives; the address is within it.
-        let address = unsafe { &raw const (*self.id.as_ptr()).route.addr.dst_addr_union };
+        let address = unsafe { &raw const (*self.id.as_ptr()).route.addr.anonymous_2 };
         // SAFETY: as in `local_address`.
         unsafe { from_raw(address.cast()) }
     }
@@ -294,7 +293,7 @@ impl Connection {
         timeout: Duration,
     ) -> io::Result<()> {
         let from = from.map(RawAddress::from);
-        let from = from.as_ref().map_or(std::ptr::null(), RawAddress::as_ptr);
+        let from = from.as_ref().map_or(std::ptr::null_mut(), RawAddress::as_ptr);
         let to = RawAddress::from(to);
         let to = to.as_ptr();
         let timeout_ms = milliseconds(timeout);

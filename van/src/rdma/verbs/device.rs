@@ -9,9 +9,8 @@ use std::os::fd::RawFd;
 use std::ptr::NonNull;
 use std::sync::{Mutex, PoisonError};
 
-use rdma_sys as ffi;
-use rdma_sys::ibv_event_type as event;
-
+use super::bindings as ffi;
+use super::bindings::ibv_event_type as event;
 use super::library::{Library, check, library, set_non_blocking};
 
 /// One port of a device, opened by the library of the connection manager. It stays open while the
@@ -97,21 +96,6 @@ pub enum AsyncKind {
     Other(u32),
 }
 
-/// `struct ibv_async_event` with the kind as a plain number: newer libraries may have kinds that
-/// the bindings' enum does not.
-#[repr(C)]
-pub(super) struct RawAsyncEvent {
-    element: Element,
-    kind: c_int,
-}
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-union Element {
-    queue_pair: *mut ffi::ibv_qp,
-    port: c_int,
-}
-
 impl Device {
     /// A port of the device of this name; `None` if there is no such device. It needs no address.
     ///
@@ -190,7 +174,7 @@ impl Device {
         // SAFETY: the context is open. The function fills the first fields of `port`; the rest
         // stays zero.
         check(unsafe {
-            (library.ibv_query_port)(self.context.as_ptr(), self.port, port.as_mut_ptr())
+            (library.ibv_query_port)(self.context.as_ptr(), self.port, port.as_mut_ptr().cast())
         })?;
         // SAFETY: as for the device.
         let port = unsafe { port.assume_init() };
@@ -204,7 +188,7 @@ impl Device {
             receives_max: count(device.max_srq_wr),
             region_bytes_max: device.max_mr_size,
             windows_max,
-            windows: windows_max > 0 && device.device_cap_flags & type_2.0 != 0,
+            windows: windows_max > 0 && device.device_cap_flags & type_2 != 0,
             is_soft_roce: device.vendor_id == SOFT_ROCE,
             message_bytes_max: port.max_msg_sz as usize,
             mtu_bytes: 128usize.checked_shl(port.active_mtu).unwrap_or(0),
@@ -234,9 +218,8 @@ impl Device {
     pub fn next_async_event(&self) -> io::Result<Option<AsyncEvent>> {
         let library = library()?;
         set_non_blocking(self.async_fd())?;
-        let mut raw = MaybeUninit::<RawAsyncEvent>::zeroed();
-        // SAFETY: the context is open, and `raw` has the layout and the room of an
-        // `ibv_async_event`.
+        let mut raw = MaybeUninit::<ffi::ibv_async_event>::zeroed();
+        // SAFETY: the context is open, and `raw` has room for an event.
         let code =
             unsafe { (library.ibv_get_async_event)(self.context.as_ptr(), raw.as_mut_ptr()) };
         match check(code) {
@@ -246,41 +229,34 @@ impl Device {
         // SAFETY: the call filled it, and it is numbers and pointers, which were initialised to
         // zero.
         let mut raw = unsafe { raw.assume_init() };
-        let event = raw.event();
+        let event = async_event(&raw);
         // SAFETY: the event came from `ibv_get_async_event` and is acknowledged once.
         unsafe { (library.ibv_ack_async_event)(&raw mut raw) };
         Ok(Some(event))
     }
 }
 
-impl RawAsyncEvent {
-    /// Converts the event. Its queue pair, if any, lives until the event is acknowledged, because
-    /// its destruction waits for that.
-    fn event(&self) -> AsyncEvent {
-        let is = |kind: event| self.kind == kind as c_int;
-        let other = AsyncKind::Other(self.kind as u32);
-        if is(event::IBV_EVENT_QP_FATAL)
-            || is(event::IBV_EVENT_QP_REQ_ERR)
-            || is(event::IBV_EVENT_QP_ACCESS_ERR)
-        {
+/// Converts an event. Its queue pair, if any, lives until the event is acknowledged, because its
+/// destruction waits for that.
+fn async_event(raw: &ffi::ibv_async_event) -> AsyncEvent {
+    let kind = match raw.event_type {
+        event::IBV_EVENT_QP_FATAL
+        | event::IBV_EVENT_QP_REQ_ERR
+        | event::IBV_EVENT_QP_ACCESS_ERR => {
             // SAFETY: events of these kinds name a queue pair.
-            let queue_pair = unsafe { self.element.queue_pair };
+            let queue_pair = unsafe { raw.element.qp };
             // SAFETY: it lives until the event is acknowledged, and its number never changes.
-            let number = unsafe { (*queue_pair).qp_num };
-            return AsyncEvent { kind: AsyncKind::QueuePairFatal(number), port: None };
+            AsyncKind::QueuePairFatal(unsafe { (*queue_pair).qp_num })
         }
-        let kind = match self.kind {
-            _ if is(event::IBV_EVENT_PORT_ERR) => AsyncKind::PortError,
-            _ if is(event::IBV_EVENT_PORT_ACTIVE) => AsyncKind::PortActive,
-            _ if is(event::IBV_EVENT_DEVICE_FATAL) => AsyncKind::DeviceFatal,
-            _ => return AsyncEvent { kind: other, port: None },
-        };
-        // SAFETY: any bits are a valid number; the number is dropped for device events, which have
-        // no port.
-        let port = unsafe { self.element.port };
-        let is_of_port = kind != AsyncKind::DeviceFatal;
-        AsyncEvent { kind, port: u8::try_from(port).ok().filter(|_| is_of_port) }
-    }
+        event::IBV_EVENT_PORT_ERR => AsyncKind::PortError,
+        event::IBV_EVENT_PORT_ACTIVE => AsyncKind::PortActive,
+        event::IBV_EVENT_DEVICE_FATAL => AsyncKind::DeviceFatal,
+        other => AsyncKind::Other(other),
+    };
+    let is_of_port = matches!(kind, AsyncKind::PortError | AsyncKind::PortActive);
+    // SAFETY: any bits are a valid number, which is dropped for events that have no port.
+    let port = unsafe { raw.element.port_num };
+    AsyncEvent { kind, port: u8::try_from(port).ok().filter(|_| is_of_port) }
 }
 
 /// A count that C declares as signed.
@@ -307,11 +283,12 @@ fn keep_open(library: &Library, context: NonNull<ffi::ibv_context>) -> bool {
 mod tests {
     use super::*;
 
-    fn told(kind: c_int, port: c_int) -> AsyncEvent {
+    fn told(kind: event::Type, port: c_int) -> AsyncEvent {
         // The pointer first, so that no byte of the union stays uninitialised.
-        let mut raw = RawAsyncEvent { element: Element { queue_pair: std::ptr::null_mut() }, kind };
-        raw.element.port = port;
-        raw.event()
+        let element = ffi::ibv_async_event__bindgen_ty_1 { qp: std::ptr::null_mut() };
+        let mut raw = ffi::ibv_async_event { element, event_type: kind };
+        raw.element.port_num = port;
+        async_event(&raw)
     }
 
     #[test]

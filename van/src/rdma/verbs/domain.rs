@@ -14,9 +14,8 @@ use std::ptr::NonNull;
 use std::rc::{Rc, Weak};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rdma_sys as ffi;
-use rdma_sys::ibv_access_flags as Access;
-
+use super::bindings as ffi;
+use super::bindings::ibv_access_flags as access;
 use super::device::Device;
 use super::library::{Library, library};
 use crate::error::{Error, Result};
@@ -108,11 +107,8 @@ impl Registrar for Domain {
         len: usize,
         writable: bool,
     ) -> Result<Box<dyn Registration>> {
-        let access = if writable {
-            Access::IBV_ACCESS_LOCAL_WRITE | Access::IBV_ACCESS_MW_BIND
-        } else {
-            Access(0)
-        };
+        let access =
+            if writable { access::IBV_ACCESS_LOCAL_WRITE | access::IBV_ACCESS_MW_BIND } else { 0 };
         let region = Region::new(&self.protection, base, len, access)?;
         self.protection.regions.borrow_mut().insert(region.local_key(), region.region);
         Ok(Box::new(region))
@@ -130,15 +126,14 @@ impl Region {
         protection: &Rc<Protection>,
         base: NonNull<u8>,
         len: usize,
-        access: Access,
+        access: access::Type,
     ) -> Result<Region> {
         let domain = protection.domain.as_ptr();
         let base = base.as_ptr().cast();
         // SAFETY: the domain lives. The device may now write the memory, but only for work
         // requests, and whoever posts one owns the memory meanwhile, as each use of a key argues.
         // Unmapped addresses are an error.
-        let region =
-            unsafe { (protection.library.ibv_reg_mr)(domain, base, len, access.0 as c_int) };
+        let region = unsafe { (protection.library.ibv_reg_mr)(domain, base, len, access as c_int) };
         match NonNull::new(region) {
             Some(region) => Ok(Region { region, protection: protection.clone() }),
             None => {
@@ -440,9 +435,9 @@ impl Exposed {
     /// # Errors
     /// [`Error::Register`].
     pub fn new(domain: &Rc<Domain>, memory: Buffer, readable: bool) -> Result<Exposed> {
-        let mut access = Access::IBV_ACCESS_LOCAL_WRITE | Access::IBV_ACCESS_REMOTE_WRITE;
+        let mut access = access::IBV_ACCESS_LOCAL_WRITE | access::IBV_ACCESS_REMOTE_WRITE;
         if readable {
-            access |= Access::IBV_ACCESS_REMOTE_READ;
+            access |= access::IBV_ACCESS_REMOTE_READ;
         }
         let mut memory = memory;
         let base = NonNull::from(&mut memory[..]).cast::<u8>();

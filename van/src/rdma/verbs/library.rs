@@ -1,10 +1,10 @@
 //! The user-space libraries of RDMA, loaded at run time if present: the table of their functions.
 //!
-//! `rdma-sys` provides the types, and the data-path calls that the headers define inline; those go
-//! through the device's own function table. Functions of `libibverbs.so.1` and `librdmacm.so.1` are
-//! looked up here instead, so that a program starts without the libraries (`van/tests/verbs.rs`
-//! checks the test program's list of libraries). `dlopen` comes from `libc`, a dependency anyway; a
-//! wrapper crate would own a handle that must never be closed.
+//! Functions of `libibverbs.so.1` and `librdmacm.so.1` are looked up, so that a program starts
+//! without the libraries (`van/tests/verbs` checks the test program's list of libraries). `dlopen`
+//! comes from `libc`, a dependency anyway; a wrapper crate would own a handle that must never be
+//! closed. Calls that the headers define inline, those of the data path, are at the end of this
+//! file; they go through the device's own function table.
 //!
 //! A plain look-up finds a symbol's default version, here that of rdma-core 15 and later
 //! (`IBVERBS_1.1`, `RDMACM_1.0`). Three names are more than functions in the headers: `ibv_reg_mr`
@@ -12,22 +12,18 @@
 //! `ibv_query_port` also fills fields newer than the function, none of them used; `ibv_alloc_mw`
 //! and `ibv_dealloc_mw` are no symbols and go through the device's table.
 //!
-//! Each build generates most bindings from the headers it finds; those of structs with unions
-//! (`ibv_wc`, `ibv_send_wr`, `rdma_cm_event`) are written by hand in rdma-sys. The layout of every
-//! struct in use was compared once with C's for rdma-sys 0.3.0 and rdma-core 44.0 on x86-64: sizes
-//! and offsets of all fields used here are equal.
+//! Types and signatures are those of rdma-core's headers (`bindings`), made once by `ci/bindings`.
+//! The compiler holds the signatures below to them, and `ci/rdma` each size, offset and constant.
 
 use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::io;
 use std::os::fd::RawFd;
+use std::ptr::NonNull;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use libc::sockaddr;
-use rdma_sys as ffi;
-
+use super::bindings as ffi;
 use super::connection::Channel;
-use super::device::RawAsyncEvent;
 
 /// What verbs or the connection manager lack on a machine. As text it has the remedy behind a
 /// semicolon.
@@ -92,6 +88,9 @@ macro_rules! table {
             $($( pub(super) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?, )*)*
         }
 
+        // No signature differs from the header's.
+        $($( const _: unsafe extern "C" fn($($argument),*) $(-> $result)? = ffi::$name; )*)*
+
         impl Library {
             fn load() -> Result<Library, Missing> {
                 $( let $library = open(concat!(stringify!($library), ".so.1\0"))?; )*
@@ -99,8 +98,8 @@ macro_rules! table {
                     $($( $name: {
                         let symbol = look_up($library, concat!(stringify!($name), "\0"))?;
                         // SAFETY: a function pointer has the size of a pointer, `look_up` returns
-                        // no null, and the signature is that of rdma-core's headers, whose
-                        // libraries keep it under this name.
+                        // no null, and the signature is that of rdma-core's headers, as
+                        // asserted above, whose libraries keep it under this name.
                         unsafe {
                             std::mem::transmute::<
                                 *mut c_void,
@@ -119,9 +118,9 @@ table! {
         ibv_get_device_list(*mut c_int) -> *mut *mut ffi::ibv_device;
         ibv_free_device_list(*mut *mut ffi::ibv_device);
         ibv_query_device(*mut ffi::ibv_context, *mut ffi::ibv_device_attr) -> c_int;
-        ibv_query_port(*mut ffi::ibv_context, u8, *mut ffi::ibv_port_attr) -> c_int;
-        ibv_get_async_event(*mut ffi::ibv_context, *mut RawAsyncEvent) -> c_int;
-        ibv_ack_async_event(*mut RawAsyncEvent);
+        ibv_query_port(*mut ffi::ibv_context, u8, *mut ffi::_compat_ibv_port_attr) -> c_int;
+        ibv_get_async_event(*mut ffi::ibv_context, *mut ffi::ibv_async_event) -> c_int;
+        ibv_ack_async_event(*mut ffi::ibv_async_event);
         ibv_alloc_pd(*mut ffi::ibv_context) -> *mut ffi::ibv_pd;
         ibv_dealloc_pd(*mut ffi::ibv_pd) -> c_int;
         ibv_reg_mr(*mut ffi::ibv_pd, *mut c_void, usize, c_int) -> *mut ffi::ibv_mr;
@@ -144,11 +143,11 @@ table! {
         rdma_destroy_event_channel(*mut ffi::rdma_event_channel);
         rdma_get_cm_event(*mut ffi::rdma_event_channel, *mut *mut ffi::rdma_cm_event) -> c_int;
         rdma_ack_cm_event(*mut ffi::rdma_cm_event) -> c_int;
-        rdma_create_id(*mut ffi::rdma_event_channel, *mut *mut ffi::rdma_cm_id, *mut c_void, c_uint) -> c_int;
+        rdma_create_id(*mut ffi::rdma_event_channel, *mut *mut ffi::rdma_cm_id, *mut c_void, ffi::rdma_port_space::Type) -> c_int;
         rdma_destroy_id(*mut ffi::rdma_cm_id) -> c_int;
-        rdma_bind_addr(*mut ffi::rdma_cm_id, *const sockaddr) -> c_int;
+        rdma_bind_addr(*mut ffi::rdma_cm_id, *mut ffi::sockaddr) -> c_int;
         rdma_listen(*mut ffi::rdma_cm_id, c_int) -> c_int;
-        rdma_resolve_addr(*mut ffi::rdma_cm_id, *const sockaddr, *const sockaddr, c_int) -> c_int;
+        rdma_resolve_addr(*mut ffi::rdma_cm_id, *mut ffi::sockaddr, *mut ffi::sockaddr, c_int) -> c_int;
         rdma_resolve_route(*mut ffi::rdma_cm_id, c_int) -> c_int;
         rdma_set_option(*mut ffi::rdma_cm_id, c_int, c_int, *mut c_void, usize) -> c_int;
         rdma_create_qp(*mut ffi::rdma_cm_id, *mut ffi::ibv_pd, *mut ffi::ibv_qp_init_attr) -> c_int;
@@ -259,6 +258,76 @@ pub(super) fn set_non_blocking(fd: RawFd) -> io::Result<()> {
     // SAFETY: as above.
     check(unsafe { libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK) })
 }
+
+/// Takes up to `count` completions into `into`; returns how many, or a negative number.
+///
+/// # Safety
+/// `queue` lives, and `into` has room for `count` entries.
+#[inline]
+pub(super) unsafe fn poll_cq(
+    queue: NonNull<ffi::ibv_cq>,
+    count: c_int,
+    into: *mut ffi::ibv_wc,
+) -> c_int {
+    // SAFETY: the queue lives.
+    let context = unsafe { (*queue.as_ptr()).context };
+    // SAFETY: the context of a queue that lives is open.
+    let poll = unsafe { (*context).ops.poll_cq }.expect(EVERY_DEVICE);
+    // SAFETY: as the caller promises.
+    unsafe { poll(queue.as_ptr(), count, into) }
+}
+
+/// Requests a notification, as [`check`] reads the result.
+///
+/// # Safety
+/// `queue` lives.
+pub(super) unsafe fn req_notify_cq(queue: NonNull<ffi::ibv_cq>, solicited_only: c_int) -> c_int {
+    // SAFETY: the queue lives.
+    let context = unsafe { (*queue.as_ptr()).context };
+    // SAFETY: the context of a queue that lives is open.
+    let notify = unsafe { (*context).ops.req_notify_cq }.expect(EVERY_DEVICE);
+    // SAFETY: the queue lives.
+    unsafe { notify(queue.as_ptr(), solicited_only) }
+}
+
+/// Posts a chain of receives, as [`check`] reads the result.
+///
+/// # Safety
+/// `queue` lives. So does the chain during the call, and what it names until the device is done
+/// with it.
+#[inline]
+pub(super) unsafe fn post_srq_recv(
+    queue: NonNull<ffi::ibv_srq>,
+    work: *mut ffi::ibv_recv_wr,
+) -> c_int {
+    let mut bad = std::ptr::null_mut();
+    // SAFETY: the queue lives.
+    let context = unsafe { (*queue.as_ptr()).context };
+    // SAFETY: the context of a queue that lives is open.
+    let post = unsafe { (*context).ops.post_srq_recv }.expect(EVERY_DEVICE);
+    // SAFETY: as the caller promises; `bad` has room for a pointer.
+    unsafe { post(queue.as_ptr(), work, &raw mut bad) }
+}
+
+/// Posts a chain of work, as [`check`] reads the result.
+///
+/// # Safety
+/// As for [`post_srq_recv`].
+#[inline]
+pub(super) unsafe fn post_send(
+    queue_pair: NonNull<ffi::ibv_qp>,
+    work: *mut ffi::ibv_send_wr,
+) -> c_int {
+    let mut bad = std::ptr::null_mut();
+    // SAFETY: the queue pair lives.
+    let context = unsafe { (*queue_pair.as_ptr()).context };
+    // SAFETY: the context of a queue pair that lives is open.
+    let post = unsafe { (*context).ops.post_send }.expect(EVERY_DEVICE);
+    // SAFETY: as the caller promises; `bad` has room for a pointer.
+    unsafe { post(queue_pair.as_ptr(), work, &raw mut bad) }
+}
+
+const EVERY_DEVICE: &str = "every device has the calls of the data path";
 
 /// Most descriptors of one [`sleep`].
 const SLEEP_FDS_MAX: usize = 8;

@@ -23,6 +23,8 @@
 //! Path: worker > slicer > filter > message > codec > endpoint > transport (**verbs**).
 
 mod address;
+#[allow(dead_code, unreachable_pub, non_camel_case_types, reason = "C's names and structs, whole")]
+mod bindings;
 mod chain;
 mod completion;
 mod connection;

@@ -3,9 +3,8 @@
 
 use std::io;
 
-use rdma_sys as ffi;
-use rdma_sys::ibv_qp_attr_mask as mask;
-
+use super::bindings as ffi;
+use super::bindings::ibv_qp_attr_mask as mask;
 use super::connection::RECEIVER_NOT_READY_RETRIES;
 use super::queue_pair::{QueuePair, no_attributes};
 
@@ -64,7 +63,7 @@ impl QueuePair {
         attributes.qp_state = ffi::ibv_qp_state::IBV_QPS_INIT;
         attributes.port_num = port;
         attributes.pkey_index = pkey;
-        attributes.qp_access_flags = ffi::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0;
+        attributes.qp_access_flags = ffi::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE;
         self.modify(
             attributes,
             mask::IBV_QP_STATE

@@ -14,15 +14,14 @@ use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 use std::rc::{Rc, Weak};
 
-use rdma_sys as ffi;
-use rdma_sys::ibv_wr_opcode as opcode;
-
-use super::chain::{CHAIN_MAX, Chain, PARTS_MAX, immediate, make_plain};
+use super::bindings as ffi;
+use super::bindings::ibv_wr_opcode as opcode;
+use super::chain::{CHAIN_MAX, Chain, PARTS_MAX, make_plain, set_immediate, set_remote};
 use super::completion::{CompletionQueue, Through, WorkId, next_serial};
 use super::connection::Connection;
 use super::device::Capabilities;
 use super::domain::{Domain, WindowHandle};
-use super::library::{check, refused};
+use super::library::{check, post_send, refused};
 use super::receive::{ReceiveQueue, Receives};
 use super::work::{Held, Other, Work};
 use crate::error::{Error, Result};
@@ -32,8 +31,8 @@ use crate::transport::Gather;
 /// Smallest inline size to ask for, in bytes.
 const INLINE_MIN: usize = 16;
 
-const SIGNALED: u32 = ffi::ibv_send_flags::IBV_SEND_SIGNALED.0;
-const INLINE: u32 = ffi::ibv_send_flags::IBV_SEND_INLINE.0;
+const SIGNALED: u32 = ffi::ibv_send_flags::IBV_SEND_SIGNALED;
+const INLINE: u32 = ffi::ibv_send_flags::IBV_SEND_INLINE;
 
 /// A place in the peer's memory.
 #[derive(Clone, Copy)]
@@ -236,7 +235,7 @@ impl QueuePair {
         self.make_room()?;
         let request = self.chain.request(self.chained);
         make_plain(request);
-        request.imm_data_invalidated_rkey_union = immediate(imm);
+        set_immediate(request, imm);
         self.enter(operation, 0, Held::default());
         Ok(())
     }
@@ -262,8 +261,8 @@ impl QueuePair {
         self.inlined |= u32::from(is_inline) << at;
         let request = self.chain.request(at);
         request.num_sge = count as c_int;
-        request.imm_data_invalidated_rkey_union = immediate(imm);
-        request.wr.rdma = ffi::rdma_t { remote_addr: to.address, rkey: to.key };
+        set_immediate(request, imm);
+        set_remote(request, to.address, to.key);
         let flags = if is_inline { INLINE } else { 0 };
         self.enter(operation, flags, data.into());
         Ok(())
@@ -277,7 +276,7 @@ impl QueuePair {
         self.chain.name(at, 0, into.as_ptr(), into.len() as u32, local_key);
         let request = self.chain.request(at);
         request.num_sge = c_int::from(!into.is_empty());
-        request.wr.rdma = ffi::rdma_t { remote_addr: from.address, rkey: from.key };
+        set_remote(request, from.address, from.key);
         self.enter(opcode::IBV_WR_RDMA_READ, 0, Other::Read(into).into());
         Ok(())
     }
@@ -307,13 +306,12 @@ impl QueuePair {
         request.send_flags |= if report { SIGNALED } else { 0 };
         let follows = std::mem::replace(&mut request.next, std::ptr::null_mut());
         let first = self.chain.first();
-        let mut bad = std::ptr::null_mut();
         // SAFETY: the queue pair lives, and no reference into the chain is held. The requests are
         // linked from the first to the last. The ledger owns the memory they name until the device
         // is done with it (`retire`) or the queue pair is destroyed (`drop`), or this call copies
         // it (`INLINE`). The windows they open still exist (`skip_windows_gone`), and so does the
         // memory, and with it the region, that an open window owns.
-        let code = unsafe { ffi::ibv_post_send(self.queue_pair.as_ptr(), first, &raw mut bad) };
+        let code = unsafe { post_send(self.queue_pair, first) };
         self.chain.request(last).next = follows;
         self.is_broken = code != 0; // the device may have accepted some or all of it
         let mut inlined = std::mem::take(&mut self.inlined);
@@ -378,12 +376,12 @@ impl QueuePair {
     pub(super) fn modify(
         &self,
         attributes: ffi::ibv_qp_attr,
-        mask: ffi::ibv_qp_attr_mask,
+        mask: ffi::ibv_qp_attr_mask::Type,
     ) -> io::Result<()> {
         let library = self.domain.library();
         let mut attributes = attributes;
         let to = &raw mut attributes;
-        let mask = mask.0 as c_int;
+        let mask = mask as c_int;
         // SAFETY: the queue pair lives, and the attributes outlive the call.
         check(unsafe { (library.ibv_modify_qp)(self.queue_pair.as_ptr(), to, mask) })
     }

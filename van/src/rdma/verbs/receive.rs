@@ -6,12 +6,11 @@ use std::io;
 use std::ptr::NonNull;
 use std::rc::Rc;
 
-use rdma_sys as ffi;
-
+use super::bindings as ffi;
 use super::completion::{Slot, WorkId, entry_count, next_serial};
 use super::device::Device;
 use super::domain::Domain;
-use super::library::{Library, check, refused};
+use super::library::{Library, check, post_srq_recv, refused};
 use crate::error::{Error, Result};
 use crate::memory::Buffer;
 
@@ -156,12 +155,11 @@ impl ReceiveQueue {
         // SAFETY: the slot is linked and not posted, so nobody else refers to its cell.
         unsafe { (*self.0.work[last as usize].get()).next = std::ptr::null_mut() };
         let work = self.0.work[first as usize].get();
-        let mut bad = std::ptr::null_mut();
         // SAFETY: the queue lives. The chain leads from `first` to `last` (`supply`), over cells
         // that do not move. Each names the memory of a buffer that its slot owns
         // (`ReceiveState::buffers`) until a completion reports that the device is done with it
         // (`take`), or until the queue is destroyed; `Receives` outlives all queue pairs on it.
-        check(unsafe { ffi::ibv_post_srq_recv(self.0.queue.as_ptr(), work, &raw mut bad) })
+        check(unsafe { post_srq_recv(self.0.queue, work) })
     }
 
     /// Returns the buffer of a received message, truncated to `bytes`, or of a cancelled receive.

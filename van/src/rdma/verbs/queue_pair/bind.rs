@@ -3,10 +3,9 @@
 
 use std::rc::Rc;
 
-use rdma_sys as ffi;
-use rdma_sys::ibv_wr_opcode as opcode;
-
-use super::super::chain::{immediate, make_plain};
+use super::super::bindings as ffi;
+use super::super::bindings::ibv_wr_opcode as opcode;
+use super::super::chain::{make_plain, set_immediate};
 use super::super::completion::TakenBack;
 use super::super::domain::{Invalidated, OpenWindow, Window, WindowHandle};
 use super::super::library::refused;
@@ -49,16 +48,14 @@ impl QueuePair {
         let region = region.ok_or_else(|| os("no window opens over empty memory"))?;
         let request = self.chain.request(self.chained);
         request.num_sge = 0;
-        request.imm_data_invalidated_rkey_union = immediate(0); // Soft-RoCE refuses other values
-        request.bind_mw_tso_union.bind_mw = ffi::bind_mw_t {
-            mw: raw.as_ptr(),
-            rkey: key,
-            bind_info: ffi::ibv_mw_bind_info {
-                mr: region.as_ptr(),
-                addr: memory.as_ptr() as u64,
-                length: memory.len() as u64,
-                mw_access_flags: ffi::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0,
-            },
+        set_immediate(request, 0); // Soft-RoCE refuses other values
+        request.anonymous_2.bind_mw.mw = raw.as_ptr();
+        request.anonymous_2.bind_mw.rkey = key;
+        request.anonymous_2.bind_mw.bind_info = ffi::ibv_mw_bind_info {
+            mr: region.as_ptr(),
+            addr: memory.as_ptr() as u64,
+            length: memory.len() as u64,
+            mw_access_flags: ffi::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE,
         };
         self.list(window.handle());
         self.binds |= 1 << self.chained;
