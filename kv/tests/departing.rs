@@ -575,7 +575,7 @@ fn keys_whose_copies_are_lost_are_named() {
             let pushed = client.push(table, &keys, &[1i64; 100]).unwrap();
             client.wait(pushed).unwrap();
         }
-        let mut copies = |client: &mut Worker, lost: usize| -> Vec<(u32, usize, Vec<(u64, u64)>)> {
+        let copies = |client: &mut Worker, lost: usize| -> Vec<(u32, usize, Vec<(u64, u64)>)> {
             await_copies(network, client, lost);
             let each = client.copies_of_tables("").unwrap().into_iter().map(|it| {
                 let lost = it.lost.iter().map(|keys| (keys.begin(), keys.last())).collect();
