@@ -17,8 +17,8 @@ pub fn names_in(folder: &Path) -> Vec<String> {
     names
 }
 
-/// The NUMA node of a device by its folder in `/sys`: its own, or that of the nearest device above it
-/// that has an entry; `None` if that names no node. A paravirtual device has no entry itself.
+/// The NUMA node of a device by its folder in `/sys`: its own, or that of the nearest device above
+/// it that has an entry; `None` if that names no node. A paravirtual device has no entry itself.
 pub fn device_node(device: &Path) -> Option<NumaId> {
     let device = fs::canonicalize(device).ok()?;
     let entry = |at: &Path| read_text(&at.join("numa_node"), NUMBER_BYTES_MAX).ok()?;

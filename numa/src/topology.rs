@@ -1,10 +1,11 @@
 //! The layout of a machine: NUMA nodes, cores, processing units (PUs), caches and network devices.
 //!
 //! [`Topology`] is a plain snapshot, cheap to clone and to send. It describes this machine, by what
-//! Linux shows in `/sys` (`topology/sysfs.rs`). With the feature `hwloc` libhwloc reads this machine
-//! instead (`topology/libhwloc.rs`), and also an XML file written by `lstopo --of xml` (possibly of
-//! another machine, with NICs), or a synthetic description (which never has devices). Both find the
-//! same layout: `topology/agreement.rs` tests it. A topology pins nothing: see `affinity.rs`.
+//! Linux shows in `/sys` (`topology/sysfs.rs`). With the feature `hwloc` libhwloc reads this
+//! machine instead (`topology/libhwloc.rs`), and also an XML file written by `lstopo --of xml`
+//! (possibly of another machine, with NICs), or a synthetic description (which never has devices).
+//! Both find the same layout: `topology/agreement.rs` tests it. A topology pins nothing: see
+//! `affinity.rs`.
 
 #[cfg(all(test, target_os = "linux"))]
 mod agreement;
@@ -36,8 +37,8 @@ pub struct NumaNode {
     /// PUs this memory is local to, ascending. Memory without processors is local to the PUs of the
     /// nodes that the firmware names, or to those of the nearest; empty if neither is known.
     pub pus: Vec<PuId>,
-    /// Local memory as the kernel reports it. Memory added at run time may be missing, so the nodes' sum
-    /// is not the machine's memory.
+    /// Local memory as the kernel reports it. Memory added at run time may be missing, so the
+    /// nodes' sum is not the machine's memory.
     pub memory_bytes: Option<u64>,
 }
 
@@ -230,7 +231,8 @@ impl Topology {
         &self.nodes
     }
 
-    /// Cores with a PU this process may use under its cgroup; close ones are adjacent. If the machine does not report cores, every PU counts as one.
+    /// Cores with a PU this process may use under its cgroup; close ones are adjacent. If the
+    /// machine does not report cores, every PU counts as one.
     pub fn cores(&self) -> &[Core] {
         &self.cores
     }
@@ -326,7 +328,7 @@ impl Topology {
 
     fn snapshot(found: Found, origin: String) -> Self {
         let mut usable = found.allowed;
-        // What is allowed heeds cgroups but not `taskset`. A mask that cannot be read hides nothing.
+        // What is allowed heeds cgroups, not `taskset`. A mask that cannot be read hides nothing.
         if found.is_this_machine
             && let Some(mask) = thread_mask()
         {

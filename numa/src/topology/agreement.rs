@@ -1,6 +1,7 @@
 //! Goal: `/sys` and libhwloc say the same of every machine, and it is what the machine has.
 //! Method: machines are trees of files. What `/sys` has of them is compared with the expected
 //! layout, and with libhwloc's in a build that has it, by a process of its own for each tree.
+#![allow(clippy::unwrap_used, reason = "tests")]
 
 use super::tree::{At, Tree, smt, two_ib};
 use super::*;
@@ -175,6 +176,9 @@ fn what_the_system_hides_is_not_there() {
     let topology = tree.read();
     assert_eq!((topology.nodes().len(), topology.nodes()[0].memory_bytes), (1, None));
     assert!(!topology.cores().is_empty());
+    // The mask of a thread is never wrong; a control group may be another's.
+    tree.write("proc/self/cgroup", "0::/theirs");
+    tree.write("sys/fs/cgroup/theirs/cpuset.cpus.effective", "0-1");
     let mask = BTreeSet::from([2, 700].map(PuId));
     let found = sysfs::read(tree.root(), &mask).unwrap();
     assert_eq!(cores(&Topology::snapshot(found, String::new())), ["2", "700"]);

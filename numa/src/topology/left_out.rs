@@ -1,5 +1,5 @@
-//! Replaces `libhwloc.rs` in a build without it: `/sys` has this machine, and files and descriptions
-//! of other machines are refused, because only libhwloc reads them.
+//! Replaces `libhwloc.rs` in a build without it: `/sys` has this machine, and files and
+//! descriptions of other machines are refused, because only libhwloc reads them.
 
 use std::path::Path;
 

@@ -41,7 +41,8 @@ pub(super) fn read(root: &Path, mask: &BTreeSet<PuId>) -> Result<Found, Error> {
         online.extend((0..thread::available_parallelism().map_or(1, usize::from)).map(PuId));
     }
     let cgroup = Cgroup::of(root)?;
-    let allowed = online.iter().copied().filter(|pu| cgroup.allows_pu(*pu)).collect();
+    let is_allowed = |pu: &PuId| mask.contains(pu) || cgroup.allows_pu(*pu);
+    let allowed = online.iter().copied().filter(is_allowed).collect();
 
     let all_nodes = read_nodes(root, &system.join("node"), &online)?;
     let distances = read_distances(&all_nodes)?;
