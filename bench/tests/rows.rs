@@ -71,7 +71,7 @@ fn the_page_has_every_kind_of_row_once() {
     let rows = page.lines().filter(|line| line.starts_with('{')).count();
     let kinds = "bandwidth calibration checkpoint clustered comparison consistency counted distances estimate fabric failover file finding history inserts job latency layout link load \
                  machine model move node pass paused perplexity placement predict progress rate rdma-device result \
-                 rmse scale stage traffic trained van verbs-bandwidth verbs-latency verdict wait";
+                 rmse scale stage table traffic trained van verbs-bandwidth verbs-latency verdict wait";
     assert_eq!(documented().into_keys().collect::<BTreeSet<_>>(), set(kinds));
     assert_eq!(rows, documented().len());
 }
@@ -297,8 +297,10 @@ fn commands_to_a_running_cluster_print_the_rows_of_the_page() {
         assert_eq!(Some(&fields(row)), documented().get("move"), "{row}");
     }
     let (status, rows, said) = run("status --json");
-    assert_eq!((status, rows.lines().count()), (Some(0), 1), "{rows}{said}");
-    assert_eq!(Some(&fields(rows.trim_end())), documented().get("job"), "{rows}");
+    assert_eq!((status, rows.lines().count()), (Some(0), 2), "{rows}{said}");
+    for (row, kind) in rows.lines().zip(["job", "table"]) {
+        assert_eq!(Some(&fields(row)), documented().get(kind), "{row}");
+    }
     let checkpoints = support::folder("checkpoint-rows");
     let create = format!("checkpoint create {} --json", checkpoints.display());
     let (status, rows, said) = run(&create);

@@ -242,7 +242,8 @@ fn each_loss_is_told_once() {
         .collect();
     scheduler.gather(|| Ok(())).unwrap();
     let mut guest = Lane::open(&scheduler, &config.node, node(GUEST, None)).unwrap();
-    assert_eq!(guest.ask(&json!({ "Begin": { "job": "watches" } })), Heard::Answer(Value::Null));
+    let begin = json!({ "Begin": { "job": "watches", "visits": false } });
+    assert_eq!(guest.ask(&begin), Heard::Answer(Value::Null));
     let losses = |known: usize| json!({ "Watch": { "lost": known, "events": 0 } });
     let told = |lost: &[u64]| {
         let news = json!({ "fatal": null, "servers": lost, "events": [], "cancelled": null });
@@ -414,7 +415,8 @@ fn a_session_is_resumed_by_its_node_alone() {
     // One of which nothing was acknowledged begins, whatever became of the scheduler before.
     let mut driver = Lane::open(&scheduler, &config.node, node(GUEST, None)).unwrap();
     driver.say_as(RESUME, (0, 0), &json!({ "cluster": 0, "is_unheard": true }));
-    assert_eq!(driver.ask(&json!({ "Begin": { "job": "a job" } })), Heard::Answer(Value::Null));
+    let begin = json!({ "Begin": { "job": "a job", "visits": false } });
+    assert_eq!(driver.ask(&begin), Heard::Answer(Value::Null));
     drop(driver);
     // A node goes on where it was, on the new lane; the old one is closed.
     let (mut worker, identity) = lanes.remove(1);

@@ -558,6 +558,9 @@ fn a_table_is_not_looked_for_where_it_never_was() {
     });
 }
 
+/// Of a table: its id, the copies it lacks, and the first and last key of each range that is lost.
+type Lacks = (u32, usize, Vec<(u64, u64)>);
+
 /// What is lost when more servers die than there are copies is said, by table, and to whoever asks
 /// for it; the rest is served, and gets its copies again.
 #[test]
@@ -575,7 +578,7 @@ fn keys_whose_copies_are_lost_are_named() {
             let pushed = client.push(table, &keys, &[1i64; 100]).unwrap();
             client.wait(pushed).unwrap();
         }
-        let copies = |client: &mut Worker, lost: usize| -> Vec<(u32, usize, Vec<(u64, u64)>)> {
+        let copies = |client: &mut Worker, lost: usize| -> Vec<Lacks> {
             await_copies(network, client, lost);
             let each = client.copies_of_tables("").unwrap().into_iter().map(|it| {
                 let lost = it.lost.iter().map(|keys| (keys.begin(), keys.last())).collect();
