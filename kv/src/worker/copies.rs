@@ -116,11 +116,13 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
     use super::*;
 
+    type Keys = &'static [(u64, u64)];
+
     #[test]
     fn gaps_between_what_is_served_are_found() {
         let all = KeyRange::new(0, 0).unwrap(); // every key there is
         let few = KeyRange::new(10, 100).unwrap();
-        let cases: [(KeyRange, &[(u64, u64)], &[(u64, u64)]); 8] = [
+        let cases: [(KeyRange, Keys, Keys); 8] = [
             (few, &[], &[(10, 99)]),
             (few, &[(10, 99)], &[]),
             (few, &[(10, 49), (50, 99)], &[]),
