@@ -50,7 +50,7 @@ fn write(folder: &Path, name: &str, text: &str) -> PathBuf {
 fn apps() -> Apps {
     let apps = trainer::app::<Sgd>(Apps::default());
     let apps = trainer::app::<Counts>(trainer::app::<linreg::LinReg>(apps));
-    trainer::app::<fm::Fm>(apps)
+    trainer::app::<Writes>(trainer::app::<fm::Fm>(apps))
 }
 
 fn on_threads(workers: usize) -> Cluster {
@@ -355,6 +355,76 @@ fn blocks_go_to_the_workers_that_have_their_files_also_in_a_job_from_outside() {
     outside.shutdown().unwrap();
     own.shutdown().unwrap();
     nodes.into_iter().for_each(|node| node.join().unwrap().unwrap());
+}
+
+/// Goal: blocks of one run write the second class in one way, whoever reads them. Method: as many
+/// blocks of each way as there are workers, in one file and in two.
+#[test]
+fn two_ways_to_write_the_second_class_are_refused_across_readers() {
+    let folder = folder();
+    let zeros = text(40..80).replace("-1 ", "0 ");
+    let (minus, both) = (text(0..40), text(0..40) + &zeros);
+    let [minus, zeros, both] = [("minus", &minus), ("zeros", &zeros), ("both", &both)]
+        .map(|(name, text)| write(folder.path(), name, text));
+    let mut cluster = on_threads(2);
+    for files in [vec![minus.clone(), zeros.clone()], vec![both]] {
+        let reading = Reading::Near(20_000);
+        let job = Job { reading, ..Job::new(settings(&files)) };
+        let error = train::<Sgd>(&mut cluster, &job, |_| {}).unwrap_err().to_string();
+        assert!(error.contains("a third class beside 1 and"), "{error}");
+    }
+    for file in [minus, zeros] {
+        let job = Job { reading: Reading::Near(20_000), ..Job::new(settings(&[file])) };
+        train::<Sgd>(&mut cluster, &job, |_| {}).unwrap();
+    }
+    cluster.shutdown().unwrap();
+}
+
+/// Its first part reads the file, and then writes into it before others read theirs.
+struct Writes;
+
+impl Trainer for Writes {
+    const NAME: &'static str = "writes";
+    type Settings = Files;
+    type Value = i64;
+
+    fn table(_: &Files) -> TableSpec {
+        TableSpec::new(1, "writes", ValueType::I64, 1)
+    }
+
+    fn load(settings: &Files, part: &Part) -> Result<Self, String> {
+        if part.number == 0 {
+            std::fs::write(&settings.0[0], text(0..2)).unwrap();
+        }
+        Ok(Writes)
+    }
+
+    fn files(settings: &Files) -> &[PathBuf] {
+        &settings.0
+    }
+
+    fn steps(&self) -> u64 {
+        1
+    }
+
+    fn keys(&self, _pass: u64, _step: u64) -> Vec<u64> {
+        vec![0]
+    }
+
+    fn step(&mut self, step: &mut Step<'_, i64>) {
+        step.update[0] = 1;
+    }
+}
+
+#[test]
+fn a_file_that_changes_between_readers_ends_the_run() {
+    let folder = folder();
+    let file = write(folder.path(), "rows", &text(0..1));
+    let mut cluster = on_threads(2);
+    let job = Job { parts: Some(2), ..Job::new(Files(vec![file])) };
+    let error = train::<Writes>(&mut cluster, &job, |_| {}).unwrap_err().to_string();
+    assert!(error.contains("rows has changed while it was read"), "{error}");
+    cluster.shutdown().unwrap();
 }
 
 #[test]

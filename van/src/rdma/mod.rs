@@ -57,6 +57,7 @@ mod words;
 
 use std::io;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use zerocopy::little_endian::{U16, U32};
@@ -172,6 +173,24 @@ fn frame_bytes(config: &VanConfig) -> usize {
     config.frame_bytes.min(FRAME_BYTES_MAX)
 }
 
+/// Whether frames are shorter than somebody has asked for, not the default alone.
+fn shortens(config: &VanConfig) -> bool {
+    frame_bytes(config) < config.frame_bytes
+        && config.frame_bytes != VanConfig::default().frame_bytes
+}
+
+/// Says that frames are shorter than was asked for, once in a process.
+fn say_if_shorter(config: &VanConfig) {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    if shortens(config) && !SAID.swap(true, Ordering::Relaxed) {
+        tracing::warn!(
+            asked = config.frame_bytes,
+            taken = FRAME_BYTES_MAX,
+            "the eager limit of the rdma van is lower than CARAVAN_EAGER_LIMIT"
+        );
+    }
+}
+
 impl Rdma {
     /// A transport that listens on an address of an RDMA device: on `config.listen` if it is one,
     /// else on the first address of the device that `config.rdma` names or of the first one with an
@@ -204,6 +223,7 @@ impl Rdma {
         let receives = ReceiveQueue::new(&domain, receives_max)
             .map_err(os("creating a shared receive queue"))?;
         let now = Instant::now();
+        say_if_shorter(config);
         tracing::debug!(%address, device = device.name(), "listening with RDMA");
         Ok(Rdma {
             peers: Peers::default(),
@@ -498,5 +518,19 @@ impl Drop for Rdma {
         for id in 0..self.peers.end() {
             self.close(id);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_are_shortened_in_silence_only_from_the_default() {
+        let of = |frame_bytes| VanConfig { frame_bytes, ..VanConfig::default() };
+        assert!(frame_bytes(&VanConfig::default()) == FRAME_BYTES_MAX);
+        assert!(!shortens(&VanConfig::default()));
+        assert!(!shortens(&of(FRAME_BYTES_MAX)) && !shortens(&of(512)));
+        assert!(shortens(&of(FRAME_BYTES_MAX + 1)) && shortens(&of(32 << 10)));
     }
 }

@@ -8,7 +8,8 @@
 use std::io::{BufRead, BufReader, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
-use super::read::{Format, rows_of};
+use super::labels::Second;
+use super::read::{Format, parsed};
 use super::source::{self, Blocks, Lines};
 use super::{Examples, Input, Labels, Shard};
 use crate::{Error, Result};
@@ -72,17 +73,21 @@ impl Cut {
         Ok(Lines::of(self.name(), file, end - begin).watching(watch))
     }
 
-    /// The rows of this block, as they are read. Errors count its lines from the beginning of the
-    /// block.
-    pub(crate) fn rows(&self, labels: Labels) -> impl Iterator<Item = Result<Examples>> + use<> {
+    /// The rows of this block, as they are read, with how they write the second class. Errors count
+    /// its lines from the beginning of the block.
+    pub(crate) fn rows(
+        &self,
+        labels: Labels,
+    ) -> impl Iterator<Item = Result<(Examples, Option<Second>)>> + use<> {
         let format = (self.begin > 0).then(|| Format::of_file(&self.path)).transpose();
         let begun = format.and_then(|format| Ok((format, self.lines()?)));
         let (format, blocks, wrong) = match begun {
             Ok((format, lines)) => (format, Some(Blocks::of(lines)), None),
             Err(error) => (None, None, Some(Err(error))),
         };
-        let parsed = rows_of(blocks.into_iter().flatten(), format, vec![Shard::ALL], labels);
-        parsed.map(|rows| rows.map(|mut rows| rows.pop().unwrap_or_default())).chain(wrong)
+        let parsed = parsed(blocks.into_iter().flatten(), format, vec![Shard::ALL], labels);
+        let all = |(mut rows, second): (Vec<Examples>, _)| (rows.pop().unwrap_or_default(), second);
+        parsed.map(move |rows| rows.map(all)).chain(wrong)
     }
 
     /// What errors call it: they count lines from the beginning of the block.

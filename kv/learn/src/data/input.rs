@@ -31,6 +31,37 @@ pub fn check_shared(paths: &[PathBuf]) -> Result<()> {
     Ok(())
 }
 
+/// Plain files that several processes read, as they are before the first one does. What is no plain
+/// file here is left out: objects watch themselves, and a file elsewhere is seen by its reader.
+#[derive(Debug)]
+pub(crate) struct SharedFiles {
+    before: Vec<(PathBuf, Stamp)>,
+}
+
+impl SharedFiles {
+    /// Begins to watch those of these files that are here.
+    pub(crate) fn watch(paths: &[PathBuf]) -> Self {
+        let stamped = |path: &PathBuf| {
+            let found = fs::metadata(path).ok().filter(Metadata::is_file)?;
+            Some((path.clone(), Stamp::of(&found)))
+        };
+        SharedFiles { before: paths.iter().filter_map(stamped).collect() }
+    }
+
+    /// Refuses what not all readers have read alike, once all have read it.
+    ///
+    /// # Errors
+    /// [`Error::Changed`] names the file.
+    pub(crate) fn check(&self) -> Result<()> {
+        for (path, before) in &self.before {
+            if fs::metadata(path).ok().is_none_or(|now| Stamp::of(&now) != *before) {
+                return Err(Error::Changed { path: path.clone() });
+            }
+        }
+        Ok(())
+    }
+}
+
 /// An open file or object.
 #[derive(Debug)]
 pub(crate) enum Input {
@@ -185,6 +216,26 @@ mod shared {
     use super::*;
     use crate::data::testing::Folder;
     use crate::data::{KeptRows, Shard, read_packed};
+
+    #[test]
+    fn a_file_that_changes_while_others_read_it_is_named() {
+        let folder = Folder::new("changes");
+        let files = [folder.write("kept", b"1 1:1\n"), folder.write("written", b"1 1:1\n")];
+        let none = folder.path().join("none");
+        let paths = [files[0].clone(), files[1].clone(), none, folder.path().to_owned()];
+        let watched = SharedFiles::watch(&paths);
+        watched.check().unwrap();
+        // As long as before, and as old.
+        let modified = fs::metadata(&files[1]).unwrap().modified().unwrap();
+        fs::write(&files[1], b"0 2:2\n").unwrap();
+        File::options().write(true).open(&files[1]).unwrap().set_modified(modified).unwrap();
+        let said = watched.check().unwrap_err().to_string();
+        assert!(said.contains("written has changed while it was read"), "{said}");
+        let watched = SharedFiles::watch(&paths);
+        fs::remove_file(&files[0]).unwrap();
+        let said = watched.check().unwrap_err().to_string();
+        assert!(said.contains("kept has changed"), "{said}");
+    }
 
     /// Goal: what one reader alone would get is refused wherever several read. Method: a pipe that
     /// nobody writes to, so that whoever opens it waits for ever.

@@ -1,7 +1,8 @@
 //! What labels of rows are to whoever reads them: classes, numbers, or nothing.
 
-use std::path::Path;
-use std::sync::Arc;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
 
 use super::libsvm::words;
 use super::number::parse_value;
@@ -70,10 +71,10 @@ fn written(word: &[u8]) -> Option<i8> {
 }
 
 /// How the second of two classes is written, -1 or 0, and the first row that has it.
-#[derive(Debug, Clone)]
-pub(super) struct Second {
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Second {
     label: i8,
-    path: Arc<Path>,
+    path: PathBuf,
     line: u64,
 }
 
@@ -89,7 +90,7 @@ impl Second {
             if let Some(label @ (-1 | 0)) = label
                 && second.as_ref().is_none_or(|second: &Second| second.label != label)
             {
-                Second::join(&mut second, Some(Second { label, path: block.path.clone(), line }))?;
+                Second::join(&mut second, Some(Second { label, path: block.path.to_path_buf(), line }))?;
             }
         }
         Ok(second)
@@ -99,12 +100,12 @@ impl Second {
     ///
     /// # Errors
     /// [`Error::ThirdClass`] names the first row of the other.
-    pub(super) fn join(second: &mut Option<Second>, next: Option<Second>) -> Result<()> {
+    pub(crate) fn join(second: &mut Option<Second>, next: Option<Second>) -> Result<()> {
         match (&*second, next) {
             (Some(Second { label: before, .. }), Some(Second { label, path, line }))
                 if *before != label =>
             {
-                Err(Error::ThirdClass { path: path.to_path_buf(), line, label, before: *before })
+                Err(Error::ThirdClass { path, line, label, before: *before })
             }
             (None, next) => {
                 *second = next;

@@ -92,8 +92,12 @@ pub fn read_packed(
 /// # Errors
 /// As [`read`].
 pub fn read_cut(cut: &Cut) -> Result<Examples> {
-    let mut all = Examples::default();
-    cut.rows(Labels::Classes).try_for_each(|rows| rows.map(|rows| all.append(&rows)))?;
+    let (mut all, mut second) = (Examples::default(), None);
+    for rows in cut.rows(Labels::Classes) {
+        let (rows, of_block) = rows?;
+        Second::join(&mut second, of_block)?;
+        all.append(&rows);
+    }
     Ok(all)
 }
 
@@ -141,10 +145,24 @@ pub(super) fn rows_of(
     labels: Labels,
 ) -> impl Iterator<Item = Result<Vec<Examples>>> {
     let mut second = None;
+    parsed(blocks, format, shards, labels).map(move |block| {
+        let (rows, of_block) = block?;
+        Second::join(&mut second, of_block)?;
+        Ok(rows)
+    })
+}
+
+/// As [`rows_of`], each block with how it writes the second class: it is not compared with others.
+pub(super) fn parsed(
+    blocks: impl Iterator<Item = Result<Block>>,
+    format: Option<Format>,
+    shards: Vec<Shard>,
+    labels: Labels,
+) -> impl Iterator<Item = Result<(Vec<Examples>, Option<Second>)>> {
     formatted(blocks, format).map(move |block| {
         let block = block?;
-        Second::join(&mut second, block.second(labels)?)?;
-        shards.iter().map(|shard| block.parse(*shard, labels)).collect()
+        let rows = shards.iter().map(|shard| block.parse(*shard, labels)).collect::<Result<_>>()?;
+        Ok((rows, block.second(labels)?))
     })
 }
 

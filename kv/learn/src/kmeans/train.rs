@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use super::centres::Centres;
 use super::worker::{APP, Left, Order, PUBLISH, Report, centres_spec};
 use super::{Batches, Problem};
-use crate::data::check_shared;
+use crate::data::{SharedFiles, check_shared};
 use crate::task::schedule::Greedy;
 use crate::task::{Ended, Engine, Stage, Task, Trigger, Wants};
 use crate::trainer::check_room;
@@ -70,6 +70,7 @@ pub fn train(
     let checked = checked.and_then(|()| check_room(problem.replicas, servers));
     checked.map_err(|reason| Error::Train { reason })?;
     check_shared(&problem.files)?;
+    let files = SharedFiles::watch(&problem.files);
     cluster.begin(PART).map_err(failed)?;
     let mut last = None;
     let task = Stages {
@@ -86,6 +87,7 @@ pub fn train(
     let mut engine = Engine::new(cluster, Greedy, Trigger::AT_ONCE);
     engine.submit(task);
     let outcome = engine.run()?.pop();
+    files.check()?;
     if let Some(Err(reason)) = outcome {
         return Err(Error::Train { reason });
     }

@@ -125,6 +125,10 @@ impl Trainer for Lda {
         spec.keys(keys).dense()
     }
 
+    fn files(settings: &Settings) -> &[PathBuf] {
+        &settings.files
+    }
+
     fn load(settings: &Settings, part: &Part) -> Result<Self, String> {
         settings.check()?;
         let corpus = part.read(&settings.files, Corpus::read)?;

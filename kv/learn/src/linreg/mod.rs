@@ -87,6 +87,10 @@ impl Trainer for LinReg {
         Some(settings.features.div_ceil(parts as u64).max(1))
     }
 
+    fn files(settings: &Settings) -> &[PathBuf] {
+        &settings.files
+    }
+
     fn load(settings: &Settings, part: &Part) -> Result<Self, String> {
         let Settings { features, rate, steps, .. } = *settings;
         if steps == 0 || !(rate > 0.0 && rate.is_finite()) {

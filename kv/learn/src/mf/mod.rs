@@ -83,6 +83,10 @@ impl Trainer for Mf {
         settings.descent.rule_of(spec)
     }
 
+    fn files(settings: &Settings) -> &[PathBuf] {
+        &settings.files
+    }
+
     fn load(settings: &Settings, part: &Part) -> Result<Self, String> {
         let Settings { mean, factors: Factors { factors, l2, .. }, .. } = *settings;
         settings.factors.check()?;

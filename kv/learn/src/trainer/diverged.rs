@@ -56,7 +56,10 @@ pub(super) fn check_data<T: Trainer>(pass: u64, settings: &T::Settings, sums: &S
     if pass > 0 || sums.rows_pushed > 0 {
         return Ok(());
     }
-    let files = T::rows_of(settings).map_or_else(|| "its data".to_owned(), |it| listed(it.files));
+    let files = match T::files(settings) {
+        [] => "its data".to_owned(),
+        files => listed(files),
+    };
     Err(Error::Config(format!(
         "{} has nothing to train on: no row with a key is in {files}",
         T::NAME

@@ -14,6 +14,7 @@ use super::worker::{Loaded, Order, Passed};
 use super::{Hint, Job, Progress, Reading, Rows, Sums, Trainer};
 use super::{diverged, feed, local};
 use crate::data::assigner::{self, Assigner};
+use crate::data::{Second, SharedFiles};
 
 /// Keys of a pull of the driver.
 const PULL_KEYS: usize = 1 << 16;
@@ -87,6 +88,7 @@ fn run_job<T: Trainer, R>(
     check_reading::<T>(job, workers, parts)?;
     cluster.begin(T::NAME)?;
     let began = Instant::now();
+    let files = SharedFiles::watch(T::files(&job.settings));
     let spec = T::table(&job.settings).consistency(consistency, workers as u32);
     let spec = spec.replicas(job.replicas);
     let table = Box::new(spec.clone());
@@ -102,7 +104,8 @@ fn run_job<T: Trainer, R>(
     let table = servers.create_table(&spec)?;
     let began = servers.now();
     let target = Target::Workers;
-    let run = Run::<T> { cluster, target, servers, table, spec, algorithm: PhantomData };
+    let algorithm = PhantomData;
+    let run = Run::<T> { cluster, target, servers, table, spec, files, algorithm };
     run.all(job, (steps, load_seconds, began), progress, finish)
 }
 
@@ -120,6 +123,7 @@ fn run_local<T: Trainer, R>(
     let parts = if hint == Hint::Seq { 1 } else { many };
     cluster.begin(T::NAME)?;
     let began = Instant::now();
+    let files = SharedFiles::watch(T::files(&job.settings));
     let target = Target::Worker(0);
     let load = Order::Local { settings: job.settings.clone(), hint, model, parts };
     let loaded: Vec<Loaded> = ask::<T, _>(cluster, &target, &load)?;
@@ -129,7 +133,8 @@ fn run_local<T: Trainer, R>(
     let spec = local::published(&spec);
     let table = servers.create_table(&spec)?;
     let began = servers.now();
-    let run = Run::<T> { cluster, target, servers, table, spec, algorithm: PhantomData };
+    let algorithm = PhantomData;
+    let run = Run::<T> { cluster, target, servers, table, spec, files, algorithm };
     run.all(job, (steps, load_seconds, began), progress, finish)
 }
 
@@ -205,6 +210,8 @@ struct Run<'a, T> {
     servers: Worker,
     table: Table,
     spec: TableSpec,
+    /// Those that the workers read up to the end of the first pass.
+    files: SharedFiles,
     algorithm: PhantomData<T>,
 }
 
@@ -289,6 +296,12 @@ impl<T: Trainer> Run<'_, T> {
         if let Some(clock) = passed.iter().filter_map(|passed| passed.left).max() {
             let _: Vec<u64> = self.ask(&Order::Rejoin { clock })?;
         }
+        if pass == 0 {
+            self.files.check().map_err(refused)?;
+        }
+        let mut second = None;
+        let mut seconds = passed.iter().map(|passed| passed.second.clone());
+        seconds.try_for_each(|next| Second::join(&mut second, next)).map_err(refused)?;
         let mut sums = Sums::default();
         passed.iter().for_each(|passed| sums.add(&passed.sums));
         diverged::check_data::<T>(pass, settings, &sums)?;
@@ -304,6 +317,11 @@ impl<T: Trainer> Run<'_, T> {
             server_bytes_sent: passed.iter().map(|passed| passed.bytes_received).sum(),
         })
     }
+}
+
+/// What is wrong with the data of several workers together.
+fn refused(error: crate::Error) -> caravan_kv::Error {
+    caravan_kv::Error::Config(with_sources(&error))
 }
 
 /// Sends an order to workers and returns their answers.

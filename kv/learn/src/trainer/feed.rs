@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::{Reading, RowsOf, Trainer};
 use crate::data::assigner::{self, Placed, Reader};
 use crate::data::{
-    Cut, Examples, Labels, ReadAhead, Shard, check_shared, cut_file, length_and_format,
+    Cut, Examples, Labels, ReadAhead, Second, Shard, check_shared, cut_file, length_and_format,
 };
 use crate::data_root::DataRoot;
 
@@ -112,13 +112,15 @@ pub(super) struct Given {
     /// waits for them.
     blocks: Option<Sender<Cut>>,
     read: ReadAhead<Piece>,
+    /// How the blocks so far write the second class.
+    second: Option<Second>,
 }
 
 /// What a worker does while it waits for rows; returns whether there will be more to do.
 pub(super) type Meanwhile<'a> = dyn Fn(&mut WorkerNode) -> caravan_kv::Result<bool> + 'a;
 
 enum Piece {
-    Rows(Examples),
+    Rows(Examples, Option<Second>),
     /// The end of a block.
     End,
 }
@@ -143,7 +145,8 @@ impl Feed {
             let (number, host) = (node.rank, place(node.rank));
             let reader = Reader { number, host, takes_far: false, holds: 0 };
             let (asked, read) = (None, read.map_err(text)?);
-            return Ok(Feed::Given(Given { reader, root, asked, blocks: Some(blocks), read }));
+            let (blocks, second) = (Some(blocks), None);
+            return Ok(Feed::Given(Given { reader, root, asked, blocks, read, second }));
         }
         let files = root.files(files, node.workers)?;
         let shard = |part: usize| Shard::new(part as u32, parts as u32);
@@ -198,6 +201,12 @@ impl Feed {
         let Feed::Shards { parts, rows, .. } = self else { return None };
         Shard::new(0, *parts as u32).ok().map(|first| first.rows_of(*rows))
     }
+
+    /// How the rows so far write the second class, where no reader sees those of all others.
+    pub(super) fn second(&self) -> Option<Second> {
+        let Feed::Given(given) = self else { return None };
+        given.second.clone()
+    }
 }
 
 fn told<T>(outcome: Result<T, impl std::error::Error>) -> Result<T, String> {
@@ -206,7 +215,7 @@ fn told<T>(outcome: Result<T, impl std::error::Error>) -> Result<T, String> {
 
 /// The rows of a block as they come, and its end.
 fn pieces(block: Cut, labels: Labels) -> impl Iterator<Item = crate::Result<Piece>> {
-    let rows = block.rows(labels).map(|rows| rows.map(Piece::Rows));
+    let rows = block.rows(labels).map(|rows| rows.map(|(rows, it)| Piece::Rows(rows, it)));
     rows.chain(std::iter::once(Ok(Piece::End)))
 }
 
@@ -227,7 +236,10 @@ impl Given {
             }
             let piece = told(self.read.next_while(|| meanwhile(node)))?.transpose();
             match told(piece)? {
-                Some(Piece::Rows(rows)) => return Ok(Some(vec![rows])),
+                Some(Piece::Rows(rows, second)) => {
+                    told(Second::join(&mut self.second, second))?;
+                    return Ok(Some(vec![rows]));
+                }
                 Some(Piece::End) => self.reader.holds -= 1,
                 None => return Err("the thread that reads has ended".to_owned()),
             }

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::diverged;
 use super::feed::{self, Feed, Sight};
 use super::{Hint, Part, Reading, RowsOf, Step, Sums, Trainer, local, parts_of};
+use crate::data::Second;
 use crate::data_root::DataRoot;
 
 /// An order of the driver.
@@ -49,6 +50,8 @@ pub(super) struct Passed {
     pub(super) steps: u64,
     /// The iteration in which it has left the table, because others have more steps.
     pub(super) left: Option<u64>,
+    /// How its rows write the second class, where others cannot know.
+    pub(super) second: Option<Second>,
     pub(super) bytes_sent: u64,
     pub(super) bytes_received: u64,
 }
@@ -94,6 +97,8 @@ struct Training<T> {
     steps: Option<u64>,
     /// Whether nobody knows the steps of other workers.
     leaves: bool,
+    /// How the rows of blocks that were given to this worker write the second class.
+    second: Option<Second>,
 }
 
 /// The keys of a part's step, and the pull on the way unless steps do not read.
@@ -146,8 +151,9 @@ impl<T: Trainer> App for Task<T> {
                 let (now, before) = (node.worker.counters(), local.before);
                 let bytes_sent = now.bytes_sent - before.bytes_sent;
                 let bytes_received = now.bytes_received - before.bytes_received;
-                let (steps, left) = (local.trained.steps(), None);
-                serde_json::to_value(Passed { sums, steps, left, bytes_sent, bytes_received })
+                let (steps, left, second) = (local.trained.steps(), None, None);
+                let passed = Passed { sums, steps, left, second, bytes_sent, bytes_received };
+                serde_json::to_value(passed)
             }
             Order::Pass { pass, steps } => {
                 let training = self.training()?;
@@ -155,8 +161,9 @@ impl<T: Trainer> App for Task<T> {
                 let passed = training.pass(node, pass).and_then(|sums| {
                     diverged::check::<T>(pass, LOSSES, sums.loss)?;
                     let (steps, left) = (training.own_steps(), training.leave_early(node)?);
+                    let second = training.second.clone();
                     let Counters { bytes_sent, bytes_received, .. } = node.worker.counters();
-                    Ok(Passed { sums, steps, left, bytes_sent, bytes_received })
+                    Ok(Passed { sums, steps, left, second, bytes_sent, bytes_received })
                 });
                 let passed = passed.map_err(|error| {
                     training.give_up(node);
@@ -225,6 +232,7 @@ impl<T: Trainer> Training<T> {
             leaves: matches!(feed, Some(Feed::Given(_))),
             feed,
             steps: None,
+            second: None,
         })
     }
 
@@ -248,6 +256,7 @@ impl<T: Trainer> Training<T> {
             let rows = feed.rows_of_largest();
             let steps = rows.map(|rows| rows.div_ceil(self.rows_of_step));
             self.steps = Some(steps.unwrap_or_else(|| self.own_steps()));
+            self.second = feed.second();
             self.feed = None;
         }
         Ok(self.steps.is_none_or(|steps| step < steps))

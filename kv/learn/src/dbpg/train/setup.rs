@@ -8,7 +8,7 @@ use caravan_kv::{Cluster, Store, Table, TableSpec, ValueType, Worker};
 use caravan_van::KeyRange;
 
 use super::{Driver, ask_workers, failed};
-use crate::data;
+use crate::data::{self, SharedFiles};
 use crate::data::groups::{self, Group};
 use crate::dbpg::blocks::{self, KeyBlock};
 use crate::dbpg::filters::{self, Counted};
@@ -44,6 +44,7 @@ impl<'a> Driver<'a> {
         cluster.begin(PART)?;
         caravan_numa::return_freed_blocks(); // blocks are briefly as large as the data
         let began = Instant::now();
+        let files = SharedFiles::watch(&job.files);
         let load = worker::Order::Load {
             files: job.files.clone(),
             threads: job.threads,
@@ -52,6 +53,8 @@ impl<'a> Driver<'a> {
             positive_weight: job.positive_weight,
         };
         let loaded: Vec<Loaded> = ask_workers(cluster, &load)?;
+        let read = files.check();
+        read.map_err(|error| caravan_kv::Error::Config(error.to_string()))?;
         let load_seconds = began.elapsed().as_secs_f64();
         let Some(keys) = key_range(&loaded) else {
             return Err(caravan_kv::Error::Config(format!(
