@@ -11,6 +11,7 @@ use std::hint::black_box;
 use caravan_kv::filter::Signer;
 use caravan_kv::server::{FoundRows, Pulled, Request};
 use caravan_kv::{Handles, Placement, Shard, TableSpec, ValueType, slicer};
+use caravan_van::draws::nth;
 use caravan_van::wire::Kind;
 use caravan_van::{
     Buffer, Coding, Draft, FRAME_PREFIX, KeyRange, Message, Pool, Value, Values, encode,
@@ -267,12 +268,12 @@ fn request<'a>(keys: &'a [u64], values: &'a [u8]) -> Request<'a> {
 
 /// `count` keys in order, one at a random place in every `step` of them.
 fn keys(count: usize, step: u64) -> Vec<u64> {
-    (0..count as u64).map(|i| i * step + splitmix(i) % step).collect()
+    (0..count as u64).map(|i| i * step + nth(0, i) % step).collect()
 }
 
 /// Bytes that no compression makes shorter.
 fn noise(bytes: usize) -> Vec<u8> {
-    (0..bytes.div_ceil(8) as u64).flat_map(|i| splitmix(i).to_le_bytes()).take(bytes).collect()
+    (0..bytes.div_ceil(8) as u64).flat_map(|i| nth(0, i).to_le_bytes()).take(bytes).collect()
 }
 
 /// As [`noise`], with every other 64 bytes zero: what gradients with rows of zeros look like.
@@ -280,12 +281,4 @@ fn half_noise(bytes: usize) -> Vec<u8> {
     let mut values = noise(bytes);
     values.chunks_mut(64).step_by(2).for_each(|part| part.fill(0));
     values
-}
-
-/// A number that looks random, from its place in a sequence.
-fn splitmix(place: u64) -> u64 {
-    let mut z = place.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }

@@ -13,18 +13,11 @@ use serde::Serialize;
 use serde_json::Value;
 use signal_hook::consts::SIGINT;
 
+use crate::apps::{apps, handles};
 use crate::cli::ending::{Interrupted, Usage};
 use crate::cli::interrupt::{Interrupt, status as status_of};
 use crate::cli::values::name;
 use crate::cli::{Common, Role, SchedulerRole, ServerRole, VanChoice, WorkerRole};
-use crate::measure::consistency::worker::Iterates;
-use crate::measure::crowd::Crowded;
-use crate::measure::fabric::worker::Links;
-use crate::measure::failover::Pushes;
-use crate::measure::inserts::Counts;
-use crate::measure::load::worker::Loads;
-use crate::measure::scene::Waits;
-use crate::measure::worker::Measure;
 use crate::report::say;
 
 /// The settings of `CARAVAN_*` variables, overridden by flags.
@@ -67,24 +60,6 @@ fn van(choice: VanChoice) -> Result<Van> {
         );
     }
     Ok(name(&choice).parse()?)
-}
-
-/// The tasks that workers of this program run.
-pub(crate) fn apps() -> Apps {
-    caravan_learn::apps(Apps::default())
-        .with(Measure::NAME, || Box::new(Measure::default()))
-        .with(Crowded::NAME, || Box::new(Crowded::default()))
-        .with(Loads::NAME, || Box::new(Loads))
-        .with(Links::NAME, || Box::new(Links))
-        .with(Pushes::NAME, || Box::new(Pushes))
-        .with(Counts::NAME, || Box::new(Counts))
-        .with(Iterates::NAME, || Box::new(Iterates))
-        .with(Waits::NAME, || Box::new(Waits::default()))
-}
-
-/// The tables that servers of this program hold.
-pub(crate) fn handles() -> Handles {
-    caravan_learn::dbpg::handles(Handles::default())
 }
 
 /// Starts a cluster of local processes, or of threads; with `--external` it waits for nodes that

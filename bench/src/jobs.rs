@@ -8,7 +8,7 @@ use crate::cli::ending::Usage;
 use crate::cli::{CancelArgs, Common, SubmitArgs};
 use crate::cluster;
 use crate::report::{Report, Row};
-use crate::train::steps;
+use crate::train;
 
 /// Runs `caravan submit`: this process is the driver of the job, which ends with it.
 ///
@@ -24,7 +24,7 @@ pub(crate) fn submit(common: &Common, args: &SubmitArgs) -> Result<()> {
         return Err(Usage(why.to_owned()).into());
     }
     let common = Common { job: Some(args.job.clone()), ..common.clone() };
-    steps::run(&common, &args.train)
+    train::run(&common, &args.train)
 }
 
 /// Runs `caravan status`.

@@ -10,6 +10,7 @@
     allow(dead_code, reason = "some of it serves the vans that are left out")
 )]
 
+mod apps;
 mod checkpoint;
 mod cli;
 mod cluster;
@@ -126,7 +127,7 @@ fn run(cli: &Cli) -> Result<()> {
         Command::Worker(args) => cluster::work(&cli.common, args),
         Command::Floor(args) => answer(&cli.common, args),
         Command::Generate(command) => generate::run(&cli.common, command),
-        Command::Train(command) => train::steps::run(&cli.common, command),
+        Command::Train(command) => train::run(&cli.common, command),
         Command::Report(args) => results::page::run(args),
         Command::Compare(args) => results::compare::run(&cli.common, args),
         Command::Predict(args) => predict::run(&cli.common, args),

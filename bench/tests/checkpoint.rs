@@ -3,11 +3,9 @@
 //! before, and hinders none that follows.
 //! Method: servers and commands are processes; a table holds a number for each key.
 
-#![allow(clippy::unwrap_used, reason = "tests")]
 #![cfg(target_os = "linux")]
 
-mod support;
-
+use crate::support;
 use std::fs;
 use std::path::Path;
 use std::process::{Output, Stdio};

@@ -1,10 +1,7 @@
 //! The program from outside: status, what goes to which output, and the rows as a script reads
 //! them.
 
-#![allow(clippy::unwrap_used, reason = "tests")]
-
-mod support;
-
+use crate::support;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 

@@ -4,10 +4,8 @@
 //! over the kernel's can make. What needs cards and firmware has trees of files instead
 //! (`doctor/findings/tests.rs`), and the virtual machine.
 #![cfg(target_os = "linux")]
-#![allow(clippy::unwrap_used, reason = "tests")]
 
-mod support;
-
+use crate::support;
 use std::collections::BTreeSet;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};

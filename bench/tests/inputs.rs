@@ -2,11 +2,9 @@
 //! every command that reads it; and nothing that a user can name or write ends as an error between
 //! nodes.
 //! Method: real processes on small files, pipes, names that are no text, numbers that overflow.
-#![allow(clippy::unwrap_used, reason = "tests")]
 #![cfg(unix)]
 
-mod support;
-
+use crate::support;
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;

@@ -2,11 +2,9 @@
 //! second Ctrl-C ends it at once. A node that is killed ends the run, and nothing is left behind.
 //! Method: real processes and real signals.
 
-#![allow(clippy::unwrap_used, reason = "tests")]
 #![cfg(target_os = "linux")]
 
-mod support;
-
+use crate::support;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};

@@ -2,11 +2,9 @@
 //! is cancelled, or whose command is interrupted, leaves no table, thread or file.
 //! Method: nodes and commands are processes; models are compared byte by byte.
 
-#![allow(clippy::unwrap_used, reason = "tests")]
 #![cfg(target_os = "linux")]
 
-mod support;
-
+use crate::support;
 use std::fs;
 use std::process::{Child, Output, Stdio};
 use std::time::{Duration, Instant};

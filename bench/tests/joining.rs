@@ -4,11 +4,9 @@
 //! moves shards to the process that has joined, or has it leave, or another one is killed, and
 //! counts what it has pushed.
 
-#![allow(clippy::unwrap_used, reason = "tests")]
 #![cfg(target_os = "linux")]
 
-mod support;
-
+use crate::support;
 use std::io::Read;
 use std::process::{Child, Output, Stdio};
 use std::time::{Duration, Instant};

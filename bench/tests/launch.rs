@@ -3,10 +3,7 @@
 //! Method: shells and `caravan` itself as the program of a job on this machine. `launchers.rs` does
 //! the same by real ssh, Slurm, OpenMPI and MPICH.
 
-#![allow(clippy::unwrap_used, reason = "tests")]
-
-mod support;
-
+use crate::support;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command, Output, Stdio};

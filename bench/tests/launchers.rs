@@ -2,10 +2,7 @@
 //! Method: an ssh server of the test's own, and a Slurm of three nodes on this machine. What is not
 //! installed is skipped with a line; `ci/launchers setup` installs all of it.
 
-#![allow(clippy::unwrap_used, reason = "tests")]
-
-mod support;
-
+use crate::support;
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead, BufReader};

@@ -1,10 +1,8 @@
 //! Goal: each request is an event of the trace at both ends, and a line of the log, in runs that
 //! ask for it.
 //! Method: a bench of real processes; its file is read as Perfetto reads it.
-#![allow(clippy::unwrap_used, reason = "tests")]
 
-mod support;
-
+use crate::support;
 use std::collections::BTreeMap;
 
 use serde_json::Value;

@@ -2,10 +2,8 @@
 //! and the servers keep to it; what has no meaning is refused by name.
 //! Method: the program trains on small data with three workers and two servers, whose histories
 //! `caravan check-history` checks.
-#![allow(clippy::unwrap_used, reason = "tests")]
 
-mod support;
-
+use crate::support;
 use std::collections::BTreeMap;
 use std::path::Path;
 

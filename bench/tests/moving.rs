@@ -8,11 +8,9 @@
 //! Each takes a minute and 3 GiB of memory, so they have to be asked for:
 //! `cargo test -p caravan-bench --test moving -- --ignored --nocapture`
 
-#![allow(clippy::unwrap_used, reason = "tests")]
 #![cfg(target_os = "linux")]
 
-mod support;
-
+use crate::support;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 

@@ -4,11 +4,9 @@
 //! Method: real processes, pipes that are closed, `/dev/full`, planted links and pipes, locks, the
 //! limits of the system.
 
-#![allow(clippy::unwrap_used, reason = "tests")]
 #![cfg(target_os = "linux")]
 
-mod support;
-
+use crate::support;
 use std::fs::{self, File, Permissions};
 use std::io::{BufRead, BufReader, Read};
 use std::net::TcpListener;

@@ -2,10 +2,7 @@
 //! Method: a headless Chromium that can look up no name opens a page of two real runs. It is
 //! skipped with a line where there is none; `ci/launchers setup` installs it.
 
-#![allow(clippy::unwrap_used, reason = "tests")]
-
-mod support;
-
+use crate::support;
 use std::process::Command;
 
 use support::{folder, text};

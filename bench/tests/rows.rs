@@ -1,10 +1,7 @@
 //! Goal: scripts find the rows that bench/docs/rows.md promises.
 //! Method: the program prints rows of each kind; their fields, in order, are those of the page.
 
-#![allow(clippy::unwrap_used, reason = "tests")]
-
-mod support;
-
+use crate::support;
 use std::collections::{BTreeMap, BTreeSet};
 
 use caravan_kv::{Apps, Cluster, ClusterConfig, Handles, Launch, Placement, TableSpec, ValueType};

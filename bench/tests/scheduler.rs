@@ -3,11 +3,9 @@
 //! Method: scheduler, nodes and commands are processes; the models of jobs are compared byte by
 //! byte with those of runs whose scheduler lives.
 
-#![allow(clippy::unwrap_used, reason = "tests")]
 #![cfg(target_os = "linux")]
 
-mod support;
-
+use crate::support;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};

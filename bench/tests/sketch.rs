@@ -3,11 +3,9 @@
 //! Method: servers and commands are processes; so many cells that keys do not meet, so estimates
 //! are exact.
 
-#![allow(clippy::unwrap_used, reason = "tests")]
 #![cfg(target_os = "linux")]
 
-mod support;
-
+use crate::support;
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::process::Stdio;

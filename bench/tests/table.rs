@@ -1,11 +1,9 @@
 //! Goal: `caravan table` writes rows of a running cluster, and pushes them to another one.
 //! Method: servers and commands are processes.
 
-#![allow(clippy::unwrap_used, reason = "tests")]
 #![cfg(target_os = "linux")]
 
-mod support;
-
+use crate::support;
 use caravan_kv::{Cluster, ClusterConfig, TableSpec, ValueType};
 use support::{folder, of_cluster, text};
 

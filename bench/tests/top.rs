@@ -1,10 +1,8 @@
 //! Goal: `caravan top` shows what the processes of a running cluster do, and serves it as metrics
 //! whatever the readers of these do.
 //! Method: a cluster of processes that a driver pushes to; a program beside it; plain sockets.
-#![allow(clippy::unwrap_used, reason = "tests")]
 
-mod support;
-
+use crate::support;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::Stdio;

@@ -1,7 +1,5 @@
 //! What a round trip costs: system calls and allocations, counted.
 
-#![allow(clippy::unwrap_used, reason = "tests")]
-
 use caravan_fallback_tcp::Tcp;
 use caravan_van::conformance::Net;
 use caravan_van::{Event, FRAME_PREFIX, PeerId, Transport, VanConfig};

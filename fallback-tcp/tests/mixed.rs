@@ -1,8 +1,8 @@
 //! A transport made of shared memory and sockets: the contract of a van over each of the two, and
 //! what is its own.
 #![cfg(target_os = "linux")]
-#![allow(clippy::unwrap_used, reason = "tests")]
 
+use crate::support;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc;
@@ -18,8 +18,6 @@ use caravan_van::{
 };
 
 use support::{Switched, Switches};
-
-mod support;
 
 const LONG: Duration = Duration::from_secs(60);
 

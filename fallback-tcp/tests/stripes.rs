@@ -1,8 +1,8 @@
 //! Long values over two ports at once, which two sockets stand for: the contract of a van, and what
 //! may go wrong between the pieces of a write.
 #![cfg(target_os = "linux")]
-#![allow(clippy::unwrap_used, reason = "tests")]
 
+use crate::support;
 use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -15,8 +15,6 @@ use caravan_van::{
 };
 
 use support::{Switched, Switches};
-
-mod support;
 
 const LONG: Duration = Duration::from_secs(60);
 

@@ -1,7 +1,5 @@
 //! Two threads that really wait for each other, and callers that are no vans.
 
-#![allow(clippy::unwrap_used, reason = "tests")]
-
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::mpsc;

@@ -1,7 +1,6 @@
 //! Which sockets the system watches: those of a thread that sleeps, and none that is busy. Alone in
 //! its process, whose watched sockets it counts.
 #![cfg(target_os = "linux")]
-#![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::time::{Duration, Instant};
 

@@ -14,6 +14,7 @@ use caravan_kv::{
     Handles, Placement, Result, Runs, ServerAddress, ServerThread, Table, TableSpec, ValueType,
     Van, Worker,
 };
+use caravan_van::draws::nth;
 use caravan_van::{Counters, Endpoint, Identity, KeyRange, VanConfig};
 
 /// Values of a row, 4 bytes each.
@@ -52,14 +53,6 @@ fn start(index: usize, piece_bytes: usize, stop: &Arc<AtomicBool>) -> Server {
     Server { at: ServerAddress { name: format!("server {index}"), address }, thread }
 }
 
-/// A number that looks random (Steele et al., "Fast Splittable Pseudorandom Number Generators",
-/// OOPSLA 2014).
-fn mix(number: u64) -> u64 {
-    let mut mixed = number.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    mixed ^ mixed >> 27
-}
-
 /// Pushes to random rows one after the other until `ends` says so; returns the time of each,
 /// ascending.
 fn push_until(
@@ -71,7 +64,7 @@ fn push_until(
     let ones = vec![1f32; WIDTH as usize];
     let mut times = Vec::new();
     while !ends(worker)? {
-        let key = mix(times.len() as u64) % rows;
+        let key = nth(0, times.len() as u64) % rows;
         let began = Instant::now();
         let pushed = worker.push(table, &[key], &ones)?;
         worker.wait(pushed)?;
@@ -101,7 +94,7 @@ fn run(mib: u64, piece_bytes: usize) -> Result<()> {
     for first in (0..rows).step_by(FILLED as usize) {
         let last = rows.min(first + FILLED);
         // Values that no coding makes shorter.
-        let bits = (0..(last - first) * u64::from(WIDTH)).map(|at| mix(first << 32 | at));
+        let bits = (0..(last - first) * u64::from(WIDTH)).map(|at| nth(0, first << 32 | at));
         let values: Vec<f32> = bits.map(|bits| bits as u32 as f32).collect();
         let filled = worker.push_runs(table, &Runs::range(first..last), &values)?;
         worker.wait(filled)?;

@@ -19,7 +19,7 @@ use crate::node::{
     self, Answered, Apps, AtDesk, Desk, Group, Party, Program, RequestId, Role, Scheduler, Step,
     Target, TaskId, Van,
 };
-use crate::secret::SecretSource;
+use crate::config::SecretSource;
 use crate::server::{Copies, Handles};
 use crate::table::TableSpec;
 use crate::worker::{News, Watch, Worker};

@@ -4,6 +4,7 @@
 //! Nothing else in the project reads the environment; a test compares the table in README.md with
 //! [`VARS`].
 
+mod source;
 mod vars;
 
 use std::path::PathBuf;
@@ -15,8 +16,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 use crate::node::{Numa, Van};
-use crate::secret::SecretSource;
 
+pub use source::SecretSource;
 pub use vars::{VARS, Var};
 
 /// The role of a process in a job, as a launcher gives it.

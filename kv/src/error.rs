@@ -2,6 +2,8 @@
 
 use std::io;
 
+pub use caravan_van::error::with_sources;
+
 use crate::node::Van;
 
 /// The key-value layer's result.
@@ -194,12 +196,6 @@ pub enum Error {
     /// The van failed.
     #[error(transparent)]
     Van(#[from] caravan_van::Error),
-}
-
-/// An error and its sources, in one line.
-pub fn with_sources(error: &dyn std::error::Error) -> String {
-    let sources = std::iter::successors(error.source(), |error| error.source());
-    sources.fold(error.to_string(), |text, source| format!("{text}: {source}"))
 }
 
 /// The error for a panic of a node or a part of it.

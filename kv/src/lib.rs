@@ -79,7 +79,7 @@ mod view;
 pub mod worker;
 
 pub use cluster::{Cluster, Handover, Launch, how_ended, spawn_node};
-pub use config::{ClusterConfig, JobRole, NodeConfig};
+pub use config::{ClusterConfig, JobRole, NodeConfig, SecretSource};
 pub use cost::Cost;
 pub use error::{Error, Result};
 pub use jobs::{JobStatus, Jobs};
@@ -89,7 +89,6 @@ pub use node::{
     Target, TaskId, Token, Van, WorkerNode,
 };
 pub use runs::Runs;
-pub use secret::SecretSource;
 pub use server::{Handles, ServerThread, Shard};
 pub use sharing::{Shared, Sharer, Sharing};
 pub use table::{Initial, Store, TableSpec, ValueType};

@@ -10,6 +10,7 @@
 use std::collections::BTreeSet;
 
 use caravan_van::KeyRange;
+use caravan_van::draws::nth;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
@@ -104,7 +105,7 @@ fn check_cut(firsts: &[(u64, u32)], range: KeyRange, servers: usize) -> Result<(
 /// The first keys of the shards on a ring with `points` points for each server, and their owners.
 fn ring(range: KeyRange, servers: usize, points: u32) -> Vec<(u64, usize)> {
     let place = |server: usize, point: u32| {
-        let drawn = mix((server as u64) << 32 | u64::from(point));
+        let drawn = nth(0, (server as u64) << 32 | u64::from(point));
         range.begin().wrapping_add(((u128::from(drawn) * range.count()) >> 64) as u64)
     };
     let on_ring = (0..servers).flat_map(|server| (0..points).map(move |point| (server, point)));
@@ -119,15 +120,6 @@ fn ring(range: KeyRange, servers: usize, points: u32) -> Vec<(u64, usize)> {
         firsts.insert(0, (range.begin(), last_owner));
     }
     firsts
-}
-
-/// A number that looks random and depends on `number` alone (Steele et al., "Fast Splittable
-/// Pseudorandom Number Generators", OOPSLA 2014).
-fn mix(number: u64) -> u64 {
-    let mut mixed = number.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    mixed ^ mixed >> 31
 }
 
 /// A shard of a table: its keys and its owner.
@@ -400,7 +392,7 @@ mod tests {
         let before = Placement::Ring(50).map(KeyRange::ALL, 4).unwrap();
         let after = Placement::Ring(50).map(KeyRange::ALL, 5).unwrap();
         let mut moved = 0;
-        for key in (0..10_000).map(mix) {
+        for key in (0..10_000).map(|number| nth(0, number)) {
             let owner = |map: &Map| map.shards()[map.find(key).unwrap()].server;
             if owner(&before) != owner(&after) {
                 assert_eq!(owner(&after), 4);

@@ -216,3 +216,35 @@ fn remedy(system: &Option<io::Error>) -> &'static str {
 fn up_to(max: usize) -> String {
     if max == usize::MAX { "or more".to_owned() } else { format!("to {max}") }
 }
+
+/// An error and its causes in one line; a cause that the text before it has is left out.
+pub fn with_sources(error: &dyn std::error::Error) -> String {
+    let sources = std::iter::successors(error.source(), |error| error.source());
+    sources.fold(error.to_string(), |text, source| match source.to_string() {
+        source if text.contains(&source) => text,
+        source => format!("{text}: {source}"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("{text}")]
+    struct Step {
+        text: &'static str,
+        source: Option<Box<Step>>,
+    }
+
+    #[test]
+    fn causes_are_said_once() {
+        let step = |text, source: Option<Step>| Step { text, source: source.map(Box::new) };
+        let refused = || step("refused", None);
+        let twice = step("cannot connect: refused", Some(refused()));
+        assert_eq!(with_sources(&refused()), "refused");
+        assert_eq!(with_sources(&twice), "cannot connect: refused");
+        let deep = step("no lane", Some(step("cannot connect", Some(refused()))));
+        assert_eq!(with_sources(&deep), "no lane: cannot connect: refused");
+    }
+}

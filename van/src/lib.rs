@@ -71,6 +71,7 @@
 pub mod config;
 #[cfg(feature = "conformance")]
 pub mod conformance;
+pub mod draws;
 pub mod endpoint;
 pub mod error;
 pub mod gauge;

@@ -1,7 +1,5 @@
 //! Encoding and decoding take their memory from pools, none from the heap.
 
-#![allow(clippy::unwrap_used, reason = "tests")]
-
 use caravan_van::wire::Kind;
 use caravan_van::{Coding, Draft, FRAME_PREFIX, Message, Pool, Values, encode};
 

@@ -1,14 +1,13 @@
 //! Goal: nothing that a fuzzer once found, and none of its beginnings, breaks what receives bytes
 //! of others. Method: run every file of the kept corpus (`fuzz/corpus`) through the body of its
 //! fuzz target, whole and cut short.
-#![allow(clippy::unwrap_used, reason = "tests")]
 
 #[path = "../fuzz/bodies.rs"]
 mod bodies;
 #[path = "support/corpus.rs"]
-mod corpus;
+mod kept;
 
-use corpus::run;
+use kept::run;
 
 #[test]
 fn messages() {

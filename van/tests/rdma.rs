@@ -4,10 +4,8 @@
 //! `CARAVAN_TEST_DEVICE` names the device; without it every test is skipped. `CARAVAN_TEST_ADDRESS`
 //! and `CARAVAN_TEST_ADDRESS2` are addresses of two devices joined by a link, where there are two.
 #![cfg(all(target_os = "linux", feature = "rdma"))]
-#![allow(clippy::unwrap_used, reason = "tests")]
 
-mod support;
-
+use crate::support;
 use std::time::{Duration, Instant};
 
 use caravan_van::conformance::{a_crowd_costs_the_active_lane_nothing, lanes};

@@ -6,7 +6,6 @@
 //! link, and `CARAVAN_TEST_FAULTS` says that the commands `link up|down` and `netem
 //! SPEC|blackhole|off` may be used on it. Without them the tests are skipped.
 #![cfg(all(target_os = "linux", feature = "rdma"))]
-#![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::process::Command;
 use std::sync::Mutex;

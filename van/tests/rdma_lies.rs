@@ -5,7 +5,6 @@
 //! The liar is made of verbs alone. Runs where `CARAVAN_TEST_DEVICE` names a device (`ci/vm` makes
 //! one), and says so where not.
 #![cfg(all(target_os = "linux", feature = "rdma"))]
-#![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::rc::Rc;
 use std::time::{Duration, Instant};

@@ -1,10 +1,8 @@
 //! The io_uring van on this machine's kernel: the contract of a van, for each way to wait, and what
 //! is its own.
 #![cfg(all(target_os = "linux", feature = "uring"))]
-#![allow(clippy::unwrap_used, reason = "tests")]
 
-mod support;
-
+use crate::support;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};

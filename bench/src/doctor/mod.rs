@@ -7,6 +7,7 @@ pub(crate) mod machine;
 mod rdma;
 
 use anyhow::Result;
+use caravan_kv::error::with_sources;
 use caravan_kv::node::open;
 use caravan_kv::{Error, Van};
 use caravan_van::VanConfig;
@@ -123,7 +124,7 @@ fn check(van: Van, carrier: &str, remedy: &str) -> VanCheck {
             "it was left out when this program was built".to_owned(),
             format!("build on Linux with `--features {van}`, or without `--no-default-features`"),
         ),
-        Err(error) => (chain(&error), remedy.to_owned()),
+        Err(error) => (with_sources(&error), remedy.to_owned()),
     };
     VanCheck { van: van.to_string(), works, why, remedy }
 }
@@ -131,20 +132,6 @@ fn check(van: Van, carrier: &str, remedy: &str) -> VanCheck {
 /// Whether a van can be opened here.
 pub(crate) fn opens(van: Van) -> caravan_kv::Result<()> {
     open(van, &VanConfig::default()).map(drop)
-}
-
-/// An error with its causes.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let cause_text = cause.to_string();
-        if !text.contains(&cause_text) {
-            text = format!("{text}: {cause_text}");
-        }
-        source = cause.source();
-    }
-    text
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ use rustix::process::{Signal, kill_process_group};
 use super::agent::{Through, at_port, on_exit, pid};
 use super::descendants;
 use super::hosts::{Host, deal};
+use super::plan::Plan;
 use super::remote::{Agent, Event, ended_by};
 use super::sight::{Sight, addresses, free_port};
 use super::talk::{End, Node, Order, Said, VERSION, say};
@@ -32,17 +33,6 @@ const SCHEDULER_WITHIN: Duration = Duration::from_secs(2);
 
 /// Variables, beside `CARAVAN_` ones, that all processes get.
 const PASSED_ON: [&str; 2] = ["RUST_LOG", "RUST_BACKTRACE"];
-
-/// A job to launch.
-pub(super) struct Plan {
-    pub(super) config: ClusterConfig,
-    pub(super) command: Vec<String>,
-    pub(super) hosts: Vec<Host>,
-    /// How hosts other than this one are reached.
-    pub(super) through: Through,
-    /// The words of the remote shell.
-    pub(super) ssh: Vec<String>,
-}
 
 /// Launches a job and waits for its end.
 ///

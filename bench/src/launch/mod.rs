@@ -16,6 +16,7 @@ mod descendants;
 pub(crate) mod hosts;
 mod job;
 mod place;
+mod plan;
 mod remote;
 mod sight;
 mod talk;
@@ -31,7 +32,7 @@ use signal_hook::iterator::Signals;
 
 use self::agent::Through;
 use self::hosts::{Host, expand_slurm, read_file};
-use self::job::Plan;
+use self::plan::Plan;
 use self::place::{Place, Seat, Surroundings};
 use crate::cli::ending::Usage;
 use crate::cli::{BenchCommand, Cli, Command, Common, LaunchArgs, ServerRole, WorkerRole};

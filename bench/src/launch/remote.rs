@@ -10,7 +10,7 @@ use caravan_kv::how_ended;
 
 use super::agent::{Through, each_line, spawn};
 use super::hosts::Host;
-use super::job::Plan;
+use super::plan::Plan;
 use super::talk::{Hello, Node, Said, hear, hear_after};
 use crate::cli::values::name;
 

@@ -11,7 +11,7 @@ use caravan_kv::{App, ClusterConfig, Worker, WorkerNode};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::answered;
+use super::answers::answered;
 use super::figures::milli;
 use super::requests::{Requests, Tables};
 use super::subject::{Copies, Shape, Subject};

@@ -3,6 +3,7 @@
 //! Here is the run of `latency`, `bandwidth`, `rate` and `all`: the scheduler's side sends one task
 //! a row to worker 0.
 
+mod answers;
 pub(crate) mod consistency;
 pub(crate) mod crowd;
 pub(crate) mod fabric;
@@ -33,8 +34,6 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use caravan_kv::node::VANS;
 use caravan_kv::{ClusterConfig, Target, Van};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use self::crowd::{CrowdTask, Crowded};
@@ -124,17 +123,6 @@ fn measure_on(
         report.step();
     }
     Ok(cluster.shutdown()?)
-}
-
-/// Does a worker's part of a bench. Its task and its answer travel as JSON, an error as text with
-/// all its causes.
-fn answered<T: DeserializeOwned, A: Serialize>(
-    body: Value,
-    work: impl FnOnce(T) -> Result<A>,
-) -> Result<Value, String> {
-    let task = serde_json::from_value(body).map_err(anyhow::Error::from);
-    let answer = task.and_then(work).and_then(|answer| Ok(serde_json::to_value(answer)?));
-    answer.map_err(|error| format!("{error:#}"))
 }
 
 #[cfg(test)]

@@ -168,7 +168,7 @@ impl Bench {
         let placed = self.place(case.seat.map(|seat| seat.pu));
         match placed.and_then(|()| self.endpoint(0, case.memory)) {
             Ok(endpoint) => {
-                let mut server = ServerThread::new(endpoint, 0, 1, cluster::handles());
+                let mut server = ServerThread::new(endpoint, 0, 1, crate::apps::handles());
                 let _ = address.send(Ok(server.address().to_owned()));
                 // A worker whose server ends gets an error of its own, which tells more.
                 let _ = server.run(stop);

@@ -405,7 +405,7 @@ mod tests {
     fn cluster_over(van: Van) -> Cluster {
         let mut config = ClusterConfig { threads: 2, ..ClusterConfig::default() };
         (config.node.van, config.node.pin) = (van, false);
-        let launch = Launch::Threads(crate::cluster::handles(), crate::cluster::apps());
+        let launch = Launch::Threads(crate::apps::handles(), crate::apps::apps());
         Cluster::launch(&config, launch).unwrap()
     }
 

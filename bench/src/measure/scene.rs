@@ -8,7 +8,7 @@ use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::answered;
+use super::answers::answered;
 use super::figures::quantile_us;
 use super::latency::Timed;
 use super::requests::{Requests, Tables};

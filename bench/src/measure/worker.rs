@@ -10,7 +10,7 @@ use caravan_kv::{App, Worker, WorkerNode};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::answered;
+use super::answers::answered;
 use super::latency::{self, Latency};
 use super::requests::{Requests, Tables};
 use super::streams::{self, Bandwidth, Rate};

@@ -10,8 +10,7 @@ use caravan_learn::replace_file::replace;
 use caravan_learn::trainer::check_room;
 use serde::Serialize;
 
-use super::spare;
-use super::steps::Run;
+use super::run::{Run, spare};
 use crate::cli::ending::Usage;
 use crate::cli::{Common, Kmeans};
 use crate::cluster;

@@ -16,40 +16,14 @@ use serde_json::json;
 
 use super::predict::read;
 use super::rows::{Quality, finite};
-use super::{Rows, kmeans, spare};
+use super::run::{Run, spare};
 use crate::cli::ending::Usage;
 use crate::cli::interrupt::Interrupt;
 use crate::cli::{Common, Factored, Lda, LinReg, Sgd, Steps, TrainCommand};
 use crate::cluster;
 use crate::report::Row;
 
-/// Where a process finds what it has open, and each process something else.
-const OWN: [&str; 3] = ["/dev/stdin", "/dev/fd", "/proc/self"];
-
-/// Runs `caravan train` with an algorithm that trains in steps.
-///
-/// # Errors
-/// Names the file or the node; rows that cannot be written; an interruption after Ctrl-C or
-/// SIGTERM.
-pub(crate) fn run(common: &Common, command: &TrainCommand) -> Result<()> {
-    check_shared(command.data())?;
-    let is_own = |path: &&PathBuf| OWN.iter().any(|own| path.starts_with(own));
-    if let Some(path) = command.data().iter().find(is_own) {
-        let path = path.display();
-        bail!("{path} is open in this process alone, and not in workers: name the file itself");
-    }
-    match command {
-        TrainCommand::Dbpg(args) => super::dbpg(common, args),
-        TrainCommand::Sgd(args) => sgd(common, args),
-        TrainCommand::Lda(args) => lda(common, args),
-        TrainCommand::Mf(args) => mf(common, args),
-        TrainCommand::Fm(args) => fm(common, args),
-        TrainCommand::Linreg(args) => linreg(common, args),
-        TrainCommand::Kmeans(args) => kmeans::run(common, args),
-    }
-}
-
-fn sgd(common: &Common, args: &Sgd) -> Result<()> {
+pub(super) fn sgd(common: &Common, args: &Sgd) -> Result<()> {
     let settings = sgd::Settings {
         files: args.steps.data.clone(),
         loss: args.loss.into(),
@@ -66,7 +40,7 @@ fn sgd(common: &Common, args: &Sgd) -> Result<()> {
     })
 }
 
-fn lda(common: &Common, args: &Lda) -> Result<()> {
+pub(super) fn lda(common: &Common, args: &Lda) -> Result<()> {
     let files = args.steps.data.clone();
     let words = lda::vocabulary(&files)?;
     ensure!(words > 0, "no words are in {}", listed(&files));
@@ -84,7 +58,7 @@ fn lda(common: &Common, args: &Lda) -> Result<()> {
     })
 }
 
-fn mf(common: &Common, args: &Factored) -> Result<()> {
+pub(super) fn mf(common: &Common, args: &Factored) -> Result<()> {
     let files = args.steps.data.clone();
     let ratings = mf::Ratings::read(&files, Shard::ALL)?;
     ensure!(!ratings.all.is_empty(), "no ratings are in {}", listed(&files));
@@ -105,7 +79,7 @@ fn mf(common: &Common, args: &Factored) -> Result<()> {
     })
 }
 
-fn fm(common: &Common, args: &Factored) -> Result<()> {
+pub(super) fn fm(common: &Common, args: &Factored) -> Result<()> {
     let files = args.steps.data.clone();
     let factors = (&args.factors).into();
     let settings = fm::Settings { files, factors, descent: args.rule.descent("adagrad") };
@@ -118,7 +92,7 @@ fn fm(common: &Common, args: &Factored) -> Result<()> {
     })
 }
 
-fn linreg(common: &Common, args: &LinReg) -> Result<()> {
+pub(super) fn linreg(common: &Common, args: &LinReg) -> Result<()> {
     let files = args.steps.data.clone();
     let features = linreg::features(&read(sgd::Loss::Squared, &files)?)?;
     ensure!(features > 0, "no row with a key is in {}", listed(&files));
@@ -213,48 +187,6 @@ fn train_in_steps<T: Trainer>(
         test_perplexity: perplexity,
     });
     run.end(rows, trained.stopped)
-}
-
-/// A cluster that trains, and where the model goes.
-pub(super) struct Run<'a> {
-    pub(super) cluster: Cluster,
-    /// Ends training early, with the model so far.
-    pub(super) stop: Arc<AtomicBool>,
-    model: Option<&'a Path>,
-    interrupt: Interrupt,
-}
-
-impl<'a> Run<'a> {
-    /// A run on a new cluster. With a model the first signal only sets the flag.
-    pub(super) fn begin(
-        common: &Common,
-        config: &ClusterConfig,
-        model: Option<&'a Path>,
-    ) -> Result<Self> {
-        let interrupt = Interrupt::watch().context("cannot watch for Ctrl-C")?;
-        model.map_or(Ok(()), replace_file::check)?;
-        let cluster = cluster::launch(config, common)?;
-        let mut stop = Arc::default();
-        if model.is_some() {
-            stop = interrupt.flag();
-            interrupt.defer();
-        }
-        Ok(Run { cluster, stop, model, interrupt })
-    }
-
-    /// The rows of this run, which has so many steps.
-    pub(super) fn rows(&self, common: &Common, steps: usize) -> Rows {
-        let rows = Rows::new(common, steps, self.model.is_none().then(|| self.stop.clone()));
-        rows.report.doing("loading".to_owned());
-        rows
-    }
-
-    /// Ends the cluster, and tells where the model is.
-    pub(super) fn end(self, rows: Rows, stopped: bool) -> Result<()> {
-        let ended = rows.outcome.and(self.cluster.shutdown().map_err(Into::into));
-        let saved = self.model.map(Path::to_path_buf);
-        super::finish(ended, saved, stopped, &self.interrupt, |_| String::new())
-    }
 }
 
 impl Row for Progress {

@@ -39,7 +39,6 @@ pub mod model;
 mod numeric;
 pub mod replace_file;
 pub mod sgd;
-mod shuffle;
 pub mod sketch;
 pub mod task;
 pub mod trainer;

@@ -2,7 +2,6 @@
 //! after pass.
 //! Method: workers of a simulated cluster ask the driver for blocks, and return the rows that they
 //! have read.
-#![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;

@@ -1,11 +1,8 @@
 //! Goal: training with a limit of memory takes the same steps as without one, and keeps the limit.
 //! Method: clusters of threads on data of several blocks a worker; models equal to the bit, bytes
 //! as counted, and limits that are too low.
-#![allow(clippy::unwrap_used, reason = "tests")]
 
-#[path = "../../tests/support/vans.rs"]
-mod vans;
-
+use crate::vans;
 use std::fmt::Write;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;

@@ -1,11 +1,8 @@
 //! Goal: three passes of `sgd` with the documented settings of FTRL predict the clicks of the test
 //! rows as well as the exact optimum of L1 logistic regression does. Method: the reference set,
 //! generated here, and the optimum that `dbpg` finds, on clusters of threads.
-#![allow(clippy::unwrap_used, reason = "tests")]
 
-#[path = "../../tests/support/vans.rs"]
-mod vans;
-
+use crate::vans;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;

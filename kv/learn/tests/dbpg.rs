@@ -1,17 +1,11 @@
 //! Goal: DBPG on a cluster does exactly what the single-threaded reference does, pass by pass.
 //! Method: an embedded cluster of threads over real sockets, against `support/reference.rs` and the
 //! published figures.
-#![allow(clippy::unwrap_used, reason = "tests")]
 
-#[path = "support/example.rs"]
-mod example;
-#[path = "support/jobs.rs"]
-mod jobs;
-#[path = "support/reference.rs"]
-mod reference;
-#[path = "../../tests/support/vans.rs"]
-mod vans;
-
+use crate::support::example;
+use crate::support::jobs;
+use crate::support::reference;
+use crate::vans;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 

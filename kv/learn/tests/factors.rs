@@ -2,11 +2,8 @@
 //! thread, under stale reads too.
 //! Method: data with planted factors; real workers and servers as threads, against
 //! `trainer::serial`.
-#![allow(clippy::unwrap_used, reason = "tests")]
 
-#[path = "../../tests/support/vans.rs"]
-mod vans;
-
+use crate::vans;
 use std::fmt::Write;
 use std::path::PathBuf;
 

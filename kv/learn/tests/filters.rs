@@ -1,13 +1,9 @@
 //! Goal: filters save most of the bytes of a training run, and change nothing in its result.
 //! Method: a small click set, trained without filters and with all of them on an embedded cluster
 //! over sockets, whose transport counts bytes.
-#![allow(clippy::unwrap_used, reason = "tests")]
 
-#[path = "support/example.rs"]
-mod example;
-#[path = "../../tests/support/vans.rs"]
-mod vans;
-
+use crate::support::example;
+use crate::vans;
 use std::collections::HashMap;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};

@@ -1,6 +1,5 @@
 //! Goal: the page that maps FlexPS to what is here names tests that exist, and leaves none of
 //! FlexPS's out. Method: reads the page and the files that it names.
-#![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::path::Path;
 

@@ -2,11 +2,8 @@
 //! send nothing while they train.
 //! Method: trainers on clusters of threads against `trainer::serial`, and a trainer that says what
 //! its steps see of each other.
-#![allow(clippy::unwrap_used, reason = "tests")]
 
-#[path = "support/example.rs"]
-mod example;
-
+use crate::support::example;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 

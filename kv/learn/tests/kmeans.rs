@@ -2,10 +2,8 @@
 //! takes fewer worker-seconds than one stage with the most of them.
 //! Method: MNIST's test images on a cluster of threads, and images of heaps on a simulated one of
 //! 160 workers, each against `kmeans::serial`.
-#![allow(clippy::unwrap_used, reason = "tests")]
 
-mod support;
-
+use crate::support;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

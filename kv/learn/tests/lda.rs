@@ -2,13 +2,9 @@
 //! as good under SSP, and those that were planted. Method: real workers and servers as threads,
 //! against `trainer::serial`; documents of bars (Griffiths and Steyvers, 2004), and of Reuters if
 //! they are there.
-#![allow(clippy::unwrap_used, reason = "tests")]
 
-#[path = "support/mod.rs"]
-mod support;
-#[path = "../../tests/support/vans.rs"]
-mod vans;
-
+use crate::support;
+use crate::vans;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 

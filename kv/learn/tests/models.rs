@@ -2,7 +2,6 @@
 //! to another without a byte of table traffic; a model whose task or job is gone is freed.
 //! Method: workers with stores of their own, as processes have them, and with a common one, run the
 //! stages of a task; each counts what goes over its lanes to the servers.
-#![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::net::TcpListener;
 use std::thread::JoinHandle;

@@ -2,16 +2,11 @@
 //! an intercept, row weights, a path of λ, a start other than 0.
 //! Method: clusters of threads against the single-threaded reference pass by pass, and against the
 //! optimality conditions, computed here from the rows themselves.
-#![allow(clippy::unwrap_used, reason = "tests")]
 
-#[path = "support/example.rs"]
-mod example;
-#[path = "support/reference.rs"]
-mod reference;
-mod support;
-#[path = "../../tests/support/vans.rs"]
-mod vans;
-
+use crate::support::example;
+use crate::support::reference;
+use crate::support;
+use crate::vans;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 

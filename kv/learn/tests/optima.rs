@@ -4,10 +4,8 @@
 //!
 //! The sets are in `CARAVAN_DATA`, or in `shared/data` beside the workspace; without them these
 //! tests skip.
-#![allow(clippy::unwrap_used, reason = "tests")]
 
-mod support;
-
+use crate::support;
 use std::path::Path;
 
 use caravan_kv::{Apps, Cluster, ClusterConfig, Handles, Launch, Van};

@@ -5,11 +5,8 @@
 //! crash. One worker, and under BSP several, are held against `trainer::serial`, to the bit.
 //! Several push ones, which are counted at the end; topics keep their counts; and gradients end
 //! near the serial objective.
-#![allow(clippy::unwrap_used, reason = "tests")]
 
-#[path = "support/example.rs"]
-mod example;
-
+use crate::support::example;
 use std::fmt::Debug;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -278,7 +275,7 @@ fn no_push_is_lost_or_doubled_and_no_read_is_too_old() {
     }
 }
 
-/// `cargo test -p caravan-learn --test outliving -- --ignored`
+/// `cargo test -p caravan-learn --test learn outliving:: -- --ignored`
 #[test]
 #[ignore = "minutes"]
 fn no_push_is_lost_or_doubled_in_many_runs() {

@@ -2,7 +2,6 @@
 //! driver gives out reach workers that have their files, each row once, also in jobs from outside.
 //! Method: files of several blocks of text on clusters of threads, against `trainer::serial`; a
 //! pipe whose writer waits for training; workers with folders of their own.
-#![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::io::Write;
 use std::net::TcpListener;

@@ -1,7 +1,8 @@
 //! The method in one thread, which other tests compare a cluster with: known passes of the example,
 //! rules against each other, and the reference sets.
-#![allow(clippy::unwrap_used, reason = "tests")]
 
+use crate::support::example;
+use crate::support::reference;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
@@ -12,11 +13,6 @@ use caravan_learn::dbpg::schedule::Stop;
 
 use example::{Example, Part};
 use reference::{Settings, solve, solve_with};
-
-#[path = "support/example.rs"]
-mod example;
-#[path = "support/reference.rs"]
-mod reference;
 
 fn published(blocks: usize) -> Settings {
     let curvature = Curvature::Published;

@@ -3,8 +3,7 @@
 //! The sets are in `CARAVAN_DATA`, or in `shared/data` beside the workspace; without them these
 //! tests skip.
 
-mod support;
-
+use crate::support;
 use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};

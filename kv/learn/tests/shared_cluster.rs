@@ -1,13 +1,9 @@
 //! Goal: trainings that share a cluster find their own optima, in turn and at once, whatever others
 //! do there. Method: one cluster of threads; its driver trains, and so do drivers that attach to
 //! it, with other data and λ. Their objectives are those of trainings with a cluster of their own.
-#![allow(clippy::unwrap_used, reason = "tests")]
 
-#[path = "support/example.rs"]
-mod example;
-#[path = "../../tests/support/vans.rs"]
-mod vans;
-
+use crate::support::example;
+use crate::vans;
 use std::path::{Path, PathBuf};
 
 use caravan_kv::{Apps, Cluster, ClusterConfig, Handles, Launch};

@@ -2,15 +2,10 @@
 //! is the same for the same seed.
 //! Method: the real driver, workers and servers as nodes of a simulated network, against
 //! `support/reference.rs`.
-#![allow(clippy::unwrap_used, reason = "tests")]
 
-#[path = "support/example.rs"]
-mod example;
-#[path = "support/jobs.rs"]
-mod jobs;
-#[path = "support/reference.rs"]
-mod reference;
-
+use crate::support::example;
+use crate::support::jobs;
+use crate::support::reference;
 use std::collections::BTreeSet;
 use std::num::NonZeroU64;
 use std::path::PathBuf;
@@ -243,7 +238,7 @@ fn servers_that_die_again_and_again_change_no_bit() {
     servers_that_die_again_and_again(10);
 }
 
-/// `cargo test -p caravan-learn --test simulated -- --ignored`
+/// `cargo test -p caravan-learn --test learn simulated:: -- --ignored`
 #[test]
 #[ignore = "minutes"]
 fn servers_that_die_again_and_again_change_no_bit_in_a_thousand_runs() {
@@ -325,7 +320,7 @@ fn copies_get_one_sum_in_place_of_the_pushes_of_all_workers() {
     std::fs::remove_file(dense_file()).unwrap();
 }
 
-/// `cargo test -p caravan-learn --test simulated -- --ignored`
+/// `cargo test -p caravan-learn --test learn simulated:: -- --ignored`
 #[test]
 #[ignore = "minutes"]
 fn four_workers_have_one_result_in_a_thousand_runs() {

@@ -2,11 +2,8 @@
 //! sketch, and in few bytes; a sketch with copies counts on when a server dies, to the cell.
 //! Method: a Zipf stream over a real van, against exact counts; the real code on the simulated van,
 //! against a run without a death. A failure there prints its seed.
-#![allow(clippy::unwrap_used, reason = "tests")]
 
-#[path = "../../tests/support/vans.rs"]
-mod vans;
-
+use crate::vans;
 use std::collections::BTreeMap;
 use std::f64::consts::E;
 use std::sync::Arc;

@@ -3,11 +3,8 @@
 //! Method: a small S3-style store in this process. The tests proper run in a process of their own,
 //! whose variables name it, and compare its objects with files of the same bytes.
 #![cfg(feature = "stores")]
-#![allow(clippy::unwrap_used, reason = "tests")]
 
-#[path = "support/s3.rs"]
-mod s3;
-
+use crate::support::s3;
 use std::fmt::Write;
 use std::io::{Read, Seek, SeekFrom};
 use std::num::NonZeroUsize;

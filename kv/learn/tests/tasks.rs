@@ -1,7 +1,6 @@
 //! Goal: stages of tasks run on the workers that the queue gives them, as many at once as fit, with
 //! ranks, barriers and tables as they should be; the failure of a task is its own.
 //! Method: the engine on simulated clusters, with apps that say where and when they ran.
-#![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::collections::BTreeSet;
 use std::time::Duration;

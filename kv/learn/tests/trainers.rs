@@ -1,13 +1,9 @@
 //! Goal: what trains in steps is, under BSP, the serial run to the bit on any cluster, and trains
 //! under every other model, too.
 //! Method: real workers and servers as threads, against `trainer::serial`.
-#![allow(clippy::unwrap_used, reason = "tests")]
 
-#[path = "support/example.rs"]
-mod example;
-#[path = "../../tests/support/vans.rs"]
-mod vans;
-
+use crate::support::example;
+use crate::vans;
 use std::path::{Path, PathBuf};
 
 use caravan_kv::consistency::Model;

@@ -5,11 +5,8 @@
 //! bound may be above F of any weights, and what calls itself converged must be as good as the
 //! reference. Least squares, whose passes are given, must report no less than F of the model, which
 //! goes down from pass to pass, or end with an error.
-#![allow(clippy::unwrap_used, reason = "tests")]
 
-#[path = "../../tests/support/vans.rs"]
-mod vans;
-
+use crate::vans;
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
@@ -18,16 +15,14 @@ use caravan_learn::data;
 use caravan_learn::dbpg::{self, Job, Trained};
 use caravan_learn::linreg;
 use caravan_learn::trainer::{self, serial};
+use caravan_van::draws::{Random, unit};
 
-/// A seeded generator (SplitMix64).
-struct Random(u64);
+/// What sets are drawn by.
+struct Draws(Random);
 
-impl Random {
+impl Draws {
     fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut bits = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        bits ^ (bits >> 31)
+        self.0.next()
     }
 
     fn below(&mut self, count: u64) -> u64 {
@@ -36,7 +31,7 @@ impl Random {
 
     /// From 0 to 1.
     fn share(&mut self) -> f64 {
-        (self.bits() >> 11) as f64 / (1_u64 << 53) as f64
+        unit(self.bits())
     }
 
     fn one_in(&mut self, count: u64) -> bool {
@@ -55,7 +50,7 @@ struct Problem {
 
 impl Problem {
     fn draw(seed: u64) -> Problem {
-        let mut random = Random(seed);
+        let mut random = Draws(Random::new(seed));
         let rows = 4 + random.below(30) as usize;
         let columns = 1 + random.below(6) as usize;
         let mut values = vec![vec![0.0; columns]; rows];
@@ -258,7 +253,7 @@ fn least_squares_of_any_columns_go_down_or_end_with_an_error() {
     let (mut ended, mut refused) = (0, 0);
     for seed in 0..500 {
         let mut problem = Problem::draw(seed);
-        let mut random = Random(!seed);
+        let mut random = Draws(Random::new(!seed));
         problem.labels.iter_mut().for_each(|label| *label = 10.0 * random.share() - 5.0);
         if random.one_in(8) {
             let beyond = 10_f64.powf(200.0 * random.share());

@@ -11,7 +11,7 @@ use caravan_van::{RdmaConfig, Secret, VanConfig, Wait};
 use super::{ClusterConfig, JobRole, NodeConfig};
 use super::{huge_pages_named, is_address, parse_bytes, parse_hexadecimal, wait_named};
 use crate::node::Van;
-use crate::secret::SecretSource;
+use crate::config::SecretSource;
 
 /// One environment variable.
 pub struct Var {

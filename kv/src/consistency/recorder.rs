@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
 
-use crate::filter::mix;
+use caravan_van::draws::finish;
 
 /// Counts, by iteration and key, the requests that have been announced and are not finished.
 pub trait Recorder {
@@ -34,11 +34,11 @@ struct KeyHasher(u64);
 
 impl Hasher for KeyHasher {
     fn write_u64(&mut self, key: u64) {
-        self.0 = mix(key);
+        self.0 = finish(key);
     }
 
     fn write(&mut self, bytes: &[u8]) {
-        bytes.iter().for_each(|byte| self.0 = mix(self.0 ^ u64::from(*byte)));
+        bytes.iter().for_each(|byte| self.0 = finish(self.0 ^ u64::from(*byte)));
     }
 
     fn finish(&self) -> u64 {

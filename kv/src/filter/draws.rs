@@ -1,8 +1,7 @@
 //! Random numbers by count: the n-th draw of a stream depends only on the stream and n, so that the
 //! same seed gives the same bytes whatever else the program draws.
 
-/// Multiplies counts, so that neighbours differ in all bits.
-const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+use caravan_van::draws::{finish, mix, nth, unit};
 
 /// A stream of draws.
 #[derive(Debug, Clone, Copy)]
@@ -14,7 +13,7 @@ pub struct Draws {
 impl Draws {
     /// Stream `number` of `seed`, independent of other numbers' streams.
     pub fn new(seed: u64, number: u64) -> Draws {
-        Draws { stream: mix(seed ^ mix(number.wrapping_add(GOLDEN))), count: 0 }
+        Draws { stream: finish(seed ^ mix(number)), count: 0 }
     }
 
     /// The next draw, uniform in [0, 1).
@@ -27,7 +26,7 @@ impl Draws {
     #[inline]
     pub fn next_bits(&mut self) -> u64 {
         self.count += 1;
-        mix(self.stream.wrapping_add(self.count.wrapping_mul(GOLDEN)))
+        nth(self.stream, self.count - 1)
     }
 
     /// How many there were of the stream.
@@ -43,21 +42,8 @@ impl Draws {
     /// The draw for `key`, which never changes.
     #[inline]
     pub fn of(&self, key: u64) -> f64 {
-        unit(mix(self.stream ^ mix(key.wrapping_add(GOLDEN))))
+        unit(finish(self.stream ^ mix(key)))
     }
-}
-
-fn unit(bits: u64) -> f64 {
-    (bits >> 11) as f64 * (1.0 / (1_u64 << 53) as f64)
-}
-
-/// Stafford's 64-bit mixer number 13, as in SplitMix64: every input bit flips half of the output
-/// bits on average.
-#[inline]
-pub(crate) fn mix(z: u64) -> u64 {
-    let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }
 
 #[cfg(test)]

@@ -56,7 +56,6 @@ mod traffic;
 mod zero;
 
 pub use draws::Draws;
-pub(crate) use draws::mix;
 pub use key_cache::{KeyCacheCounters, REMEMBERED_BYTES_MAX};
 pub(crate) use key_cache::{List, Outstanding, Remembered, Sent, Signed};
 pub(crate) use own::Own;

@@ -14,6 +14,8 @@
 //! polynomial over it); Dietzfelbinger, "Universal Hashing and k-Wise Independent Random Variables
 //! via Integer Arithmetic without Primes", STACS 1996 (the last step).
 
+use caravan_van::draws::Random;
+
 /// Keys of a block.
 const BLOCK: usize = 64;
 
@@ -32,15 +34,9 @@ pub struct Signer {
 impl Signer {
     /// A signer whose random words come from `seed`: the same seed gives the same signatures.
     pub fn new(seed: u64) -> Signer {
-        let mut state = seed;
-        let mut word = || {
-            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            let z = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            z ^ (z >> 31)
-        };
-        let words = std::array::from_fn(|_| word());
-        let mut wide = || u128::from(word()) << 64 | u128::from(word());
+        let mut random = Random::new(seed);
+        let words = std::array::from_fn(|_| random.next());
+        let mut wide = || u128::from(random.next()) << 64 | u128::from(random.next());
         Signer { words, point: wide() % PRIME, last: std::array::from_fn(|_| wide()) }
     }
 

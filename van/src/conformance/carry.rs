@@ -5,7 +5,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use crc_fast::{CrcAlgorithm, Digest};
 
-use super::net::{Net, Written, check, step};
+use super::net::{Net, Written, check};
+use crate::draws::mix;
 use crate::{Buffer, Error, Event, Frame, Gather, Identity, Shared, Transport, VanConfig};
 
 const MIB: usize = 1 << 20;
@@ -219,7 +220,7 @@ pub fn random_sizes_add_up<T: Transport>(make: impl Fn(VanConfig) -> T) {
     let limit = net.van(0).about().limits.frame_bytes;
     let mut word = 2024;
     let mut next = |below: usize| {
-        word = step(word);
+        word = mix(word);
         (word % below as u64) as usize
     };
     let [mut posted, mut arrived] = [Digest::new(CrcAlgorithm::Crc32Iscsi); 2];

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use zerocopy::{FromBytes, IntoBytes};
 
+use crate::draws::mix;
 use crate::wire::Offer;
 use crate::{Buffer, Error, Event, FRAME_PREFIX, Limits, PeerId, Shared, Transport, VanConfig};
 
@@ -287,7 +288,7 @@ impl<T: Transport> Net<T> {
 pub fn fill(bytes: &mut [u8], seed: u64) {
     let mut word = seed;
     for chunk in bytes.chunks_mut(8) {
-        word = step(word);
+        word = mix(word);
         chunk.copy_from_slice(&word.to_le_bytes()[..chunk.len()]);
     }
 }
@@ -297,17 +298,8 @@ pub(super) fn check(bytes: &[u8], seed: u64, len: usize) {
     assert_eq!(bytes.len(), len);
     let mut word = seed;
     for (index, chunk) in bytes.chunks(8).enumerate() {
-        word = step(word);
+        word = mix(word);
         let expected = word.to_le_bytes();
         assert_eq!(chunk, &expected[..chunk.len()], "seed {seed}, at {} of {len}", index * 8);
     }
-}
-
-/// The next of a sequence of well mixed numbers (Steele et al., "Fast splittable pseudorandom
-/// number generators", 2014).
-pub(super) fn step(word: u64) -> u64 {
-    let word = word.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let mixed = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    mixed ^ (mixed >> 31)
 }

@@ -30,7 +30,7 @@ mod stripes;
 use std::io;
 use std::time::Duration;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, with_sources};
 use crate::memory::Buffer;
 use crate::metrics::Counters;
 use crate::numbers::Numbers;
@@ -388,17 +388,6 @@ fn tell_of_next(van: &str, address: &str, error: &Error, left: usize) {
         let why = with_sources(error);
         tracing::warn!(address, why, "no lane over {van}; the next van is tried");
     }
-}
-
-/// An error and all that it comes from, as one line.
-fn with_sources(error: &Error) -> String {
-    let mut text = error.to_string();
-    let mut source = std::error::Error::source(error);
-    while let Some(cause) = source {
-        text = format!("{text}: {cause}");
-        source = cause.source();
-    }
-    text
 }
 
 impl Progress for Mixed {

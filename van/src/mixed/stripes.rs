@@ -40,7 +40,7 @@ use self::told::{MAGIC, Told, opened};
 use super::address::Way;
 use super::member::{Place, Stripe};
 use super::{Mixed, Stage};
-use crate::error::Error;
+use crate::error::{Error, with_sources};
 use crate::memory::Buffer;
 use crate::transport::{Event, Gather, PeerId};
 use crate::wire::{Beside, Hello, Offer};
@@ -281,7 +281,7 @@ impl Mixed {
         let Some(stripes) = self.stripes_of(peer) else { return };
         let Some(lane) = &stripes.beside[stripe - 1] else { return };
         let (member, inner, is_up) = (lane.member, lane.peer, lane.is_up);
-        let (van, why) = (self.members[member].label(), super::with_sources(error));
+        let (van, why) = (self.members[member].label(), with_sources(error));
         tracing::debug!(%peer, stripe, why, "{van} is left out");
         let Some(stripes) = self.stripes_of(peer) else { return };
         if is_up {

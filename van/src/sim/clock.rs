@@ -11,9 +11,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{self, Thread};
 use std::time::Duration;
 
-use super::faults::{Faults, Random};
+use super::faults::Faults;
 use super::hosts::{Hosts, Pace};
 use super::{Stopped, Unwind};
+use crate::draws::Random;
 use flights::{Card, Cut, Flight, Port, SlowWire};
 
 mod flights;

@@ -5,6 +5,8 @@ use std::num::NonZeroU64;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
+use crate::draws::Random;
+
 /// How a simulated network treats messages. Every draw depends on the network's seed.
 ///
 /// Messages of one connection never overtake each other; those of different connections may,
@@ -59,9 +61,9 @@ impl Faults {
 
     /// Draws the one-way time of a message.
     pub(super) fn flight(&self, random: &mut Random) -> Duration {
-        let latency = random.between(&self.latency);
+        let latency = between(&self.latency, random);
         if random.chance(self.stall_probability) {
-            latency.saturating_add(random.between(&self.stall))
+            latency.saturating_add(between(&self.stall, random))
         } else {
             latency
         }
@@ -79,37 +81,14 @@ pub(super) fn time_on_wire(bytes: usize, bytes_per_second: NonZeroU64) -> Durati
     Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
 }
 
-/// SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014).
-pub(super) struct Random(u64);
-
-impl Random {
-    pub(super) fn new(seed: u64) -> Random {
-        Random(seed)
+/// A time of `range`, uniformly drawn; its start if it is empty.
+fn between(range: &RangeInclusive<Duration>, random: &mut Random) -> Duration {
+    let spread = range.end().saturating_sub(*range.start()).as_nanos();
+    if spread == 0 {
+        return *range.start();
     }
-
-    pub(super) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// True with `probability`. Draws nothing for probability 0.
-    pub(super) fn chance(&mut self, probability: f64) -> bool {
-        const UNIT: f64 = 1.0 / (1u64 << 53) as f64;
-        probability > 0.0 && ((self.next() >> 11) as f64 * UNIT) < probability
-    }
-
-    /// Draws uniformly from `range`; returns its start if it is empty.
-    pub(super) fn between(&mut self, range: &RangeInclusive<Duration>) -> Duration {
-        let spread = range.end().saturating_sub(*range.start()).as_nanos();
-        if spread == 0 {
-            return *range.start();
-        }
-        let spread = u64::try_from(spread).unwrap_or(u64::MAX);
-        let drawn = (u128::from(self.next()) * (u128::from(spread) + 1)) >> 64;
-        range.start().saturating_add(Duration::from_nanos(drawn as u64))
-    }
+    let spread = u64::try_from(spread).unwrap_or(u64::MAX);
+    range.start().saturating_add(Duration::from_nanos(random.below(spread.saturating_add(1))))
 }
 
 #[cfg(test)]
@@ -120,19 +99,11 @@ mod tests {
     fn draws_stay_in_range_and_reach_its_ends() {
         let mut random = Random::new(1);
         let range = Duration::from_nanos(3)..=Duration::from_nanos(6);
-        let drawn: Vec<u128> = (0..200).map(|_| random.between(&range).as_nanos()).collect();
+        let drawn: Vec<u128> = (0..200).map(|_| between(&range, &mut random).as_nanos()).collect();
         assert!((3..=6).all(|n| drawn.contains(&n)), "{drawn:?}");
         assert!(drawn.iter().all(|n| (3..=6).contains(n)), "{drawn:?}");
         let [low, high] = [Duration::from_nanos(5), Duration::from_nanos(9)];
-        assert_eq!(random.between(&RangeInclusive::new(high, low)), high, "an empty range");
-    }
-
-    #[test]
-    fn chances_come_true_about_as_often_as_they_say() {
-        let mut random = Random::new(2);
-        let often = (0..10_000).filter(|_| random.chance(0.25)).count();
-        assert!((2_300..2_700).contains(&often), "{often}");
-        assert!(!random.chance(0.0) && random.chance(1.0));
+        assert_eq!(between(&RangeInclusive::new(high, low), &mut random), high, "an empty range");
     }
 
     #[test]

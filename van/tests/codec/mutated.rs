@@ -2,23 +2,9 @@
 
 use zerocopy::{FromBytes, IntoBytes};
 
+use caravan_van::draws::Random;
+
 use super::*;
-
-/// SplitMix64 (Steele, Lea, Flood 2014): small, and the same everywhere.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, end: usize) -> usize {
-        (self.next() % end.max(1) as u64) as usize
-    }
-}
 
 /// Valid messages with every combination of sections and codings, short enough to be mutated often
 /// in every place.

@@ -29,7 +29,8 @@ use self::rows::{Consistency, End};
 use self::worker::{Iterates, Part};
 use crate::cli::ending::Usage;
 use crate::cli::{Common, ConsistencyArgs, VanChoice};
-use crate::cluster::{self, apps, handles};
+use crate::apps::{apps, handles};
+use crate::cluster;
 use crate::doctor::machine::Machine;
 use crate::measure::simulated::{network, patient};
 

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::program::{Program, Task, Work};
-use crate::measure::answered;
+use crate::measure::answers::answered;
 
 /// What a worker answers.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]

@@ -336,7 +336,7 @@ mod tests {
             Task { repeats: 1, lasts: Duration::from_micros(200), bytes: 64 << 10, window: 8 };
         let run = move |_: &Network| {
             let apps = Apps::default().with(Links::NAME, || Box::new(Links));
-            let launch = Launch::Simulated(crate::cluster::handles(), apps);
+            let launch = Launch::Simulated(crate::apps::handles(), apps);
             let mut cluster = Cluster::launch(&config, launch).unwrap();
             let parts = measure(&mut cluster, &task).unwrap();
             cluster.shutdown().unwrap();

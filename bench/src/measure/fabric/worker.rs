@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::judge::median;
-use crate::measure::answered;
+use crate::measure::answers::answered;
 
 /// What all workers do at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

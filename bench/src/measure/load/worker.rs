@@ -17,7 +17,7 @@ use serde_json::Value;
 use super::drive::{Driven, Finished, KINDS, Limits, Service, drive};
 use super::keys::{Lists, Named, NewKeys};
 use super::schedule::{Arrivals, Schedule};
-use crate::measure::answered;
+use crate::measure::answers::answered;
 use crate::measure::figures::encoded;
 use crate::measure::requests::{KEY_GAP, SHARED_BYTES_MIN, scattered};
 
@@ -422,7 +422,7 @@ mod tests {
             let apps = Apps::default()
                 .with(Loads::NAME, || Box::new(Loads))
                 .with("other", || Box::new(Other));
-            let launch = Launch::Simulated(crate::cluster::handles(), apps);
+            let launch = Launch::Simulated(crate::apps::handles(), apps);
             let mut cluster = Cluster::launch(&config, launch).unwrap();
             let mut ask = |app: &str, task: &Task| {
                 let body = serde_json::to_value(task).unwrap();

@@ -27,7 +27,7 @@ use crate::cli::ending::Usage;
 use crate::cli::interrupt::tidily;
 use crate::cli::values::FilterList;
 use crate::cli::{Common, ScaleArgs, SimulatedNetwork};
-use crate::cluster::{apps, handles};
+use crate::apps::{apps, handles};
 use crate::doctor::machine::Machine;
 use crate::measure::simulated::{micros, network, patient};
 use rows::{Calibration, Model, Scale};

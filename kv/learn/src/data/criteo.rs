@@ -14,6 +14,7 @@
 //! field comes first, an even slice of the key space lies in one field or few, and columns of a
 //! field never share a row; `Job::group_bits` of 6 makes each field a block.
 
+use caravan_van::draws::finish;
 use memchr::memchr_iter;
 
 use super::libsvm::Fault;
@@ -120,9 +121,7 @@ fn hash(text: &[u8]) -> u64 {
         bytes[..rest.len()].copy_from_slice(rest);
         take(bytes);
     }
-    hash = (hash ^ (hash >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    hash = (hash ^ (hash >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    hash ^ (hash >> 31)
+    finish(hash)
 }
 
 #[cfg(test)]

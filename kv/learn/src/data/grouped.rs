@@ -13,9 +13,9 @@
 //! `Job::group_bits` of 10 makes each group a block. Features of adfea from 2^54 on are hashed to
 //! 54 bits.
 
+use caravan_van::draws::mix;
 use super::libsvm::{Fault, words};
 use super::{Examples, Labels, parse_key};
-use crate::shuffle::SplitMix64;
 
 /// Bits of a key below its group.
 const GROUP_SHIFT: u32 = 54;
@@ -104,7 +104,7 @@ fn feature(number: u64) -> u64 {
     if number < FEATURE_END {
         return number;
     }
-    SplitMix64::new(number).next() >> (u64::BITS - GROUP_SHIFT)
+    mix(number) >> (u64::BITS - GROUP_SHIFT)
 }
 
 #[cfg(test)]

@@ -3,8 +3,8 @@
 
 use std::ops::Range;
 
+use caravan_van::draws::Random;
 use super::{Examples, Row};
-use crate::shuffle::{SplitMix64, shuffle};
 
 /// Which rows a thread takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,7 +83,7 @@ impl DataStore {
         seed: Option<u64>,
     ) -> Sampler<'_> {
         let mut order: Vec<usize> = self.rows_of(thread, take).collect();
-        seed.into_iter().for_each(|seed| shuffle(&mut order, &mut SplitMix64::new(seed)));
+        seed.into_iter().for_each(|seed| Random::new(seed).shuffle(&mut order));
         let rows_max = if rows_max == 0 { order.len().max(1) } else { rows_max };
         Sampler { store: self, order, next: 0, rows_max }
     }

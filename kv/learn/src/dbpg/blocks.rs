@@ -6,9 +6,9 @@
 
 use std::ops::Range;
 
+use caravan_van::draws::{Random, mix};
 use crate::data::Ascending;
 use crate::data::groups::Group;
-use crate::shuffle::{SplitMix64, shuffle};
 
 /// Default number of blocks for each non-zero of an average row.
 pub const BLOCK_RATIO: f64 = 4.0;
@@ -93,8 +93,7 @@ impl Order {
             Order::Key => {}
             Order::Shuffled { seed } => {
                 // Each pass has its own stream, so a node may start at any pass.
-                let stream = SplitMix64::new(pass).next();
-                shuffle(&mut order, &mut SplitMix64::new(seed ^ stream));
+                Random::new(seed ^ mix(pass)).shuffle(&mut order);
             }
             Order::Importance => order.sort_by(|&a, &b| gains[b].total_cmp(&gains[a])),
         }
@@ -172,14 +171,14 @@ mod tests {
     }
 
     /// Random numbers of random size: as many small ones as large ones.
-    fn any_key(random: &mut SplitMix64) -> u64 {
+    fn any_key(random: &mut Random) -> u64 {
         let shift = random.below(64);
         random.next() >> shift
     }
 
     #[test]
     fn blocks_tile_the_key_space() {
-        let mut random = SplitMix64::new(1);
+        let mut random = Random::new(1);
         for _ in 0..2_000 {
             let (a, b) = (any_key(&mut random), any_key(&mut random));
             let (min, max, count) = (a.min(b), a.max(b), 1 + random.below(300));
@@ -197,7 +196,7 @@ mod tests {
 
     #[test]
     fn every_key_is_located_in_one_block() {
-        let mut random = SplitMix64::new(2);
+        let mut random = Random::new(2);
         for _ in 0..500 {
             let mut keys: Vec<u64> = (0..60).map(|_| any_key(&mut random)).collect();
             keys.sort_unstable();

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use caravan_van::draws::{mix, unit};
 use serde::{Deserialize, Serialize};
 
 use super::blocks;
@@ -214,11 +215,8 @@ pub struct Straggle {
 impl Straggle {
     /// The pause of worker `rank` in task `task`.
     pub(super) fn of(&self, rank: usize, task: u64) -> Duration {
-        let mut bits = (task << 16 ^ rank as u64).wrapping_add(0x9e37_79b9_7f4a_7c15);
-        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        let drawn = (bits ^ (bits >> 31)) >> 11; // SplitMix64
-        if (drawn as f64) < self.share * (1_u64 << 53) as f64 { self.pause } else { Duration::ZERO }
+        let drawn = unit(mix(task << 16 ^ rank as u64));
+        if drawn < self.share { self.pause } else { Duration::ZERO }
     }
 }
 

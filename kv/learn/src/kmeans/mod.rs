@@ -19,6 +19,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use caravan_van::draws::Random;
 use serde::{Deserialize, Serialize};
 
 pub use self::centres::Centres;
@@ -84,14 +85,9 @@ impl Problem {
 /// The points in the order in which batches take them; the first are the first centres.
 fn order(points: usize, seed: u64) -> Vec<u32> {
     let mut order: Vec<u32> = (0..points as u32).collect();
-    let mut state = seed;
+    let mut random = Random::new(seed);
     for last in (1..order.len()).rev() {
-        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut bits = state;
-        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        bits ^= bits >> 31; // SplitMix64
-        order.swap(last, (bits % (last as u64 + 1)) as usize);
+        order.swap(last, (random.next() % (last as u64 + 1)) as usize);
     }
     order
 }

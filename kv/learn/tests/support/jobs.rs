@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use caravan_learn::dbpg::gradient::Curvature;
 use caravan_learn::dbpg::{Filters, Job};
 
-use crate::reference::Settings;
+use super::reference::Settings;
 
 /// The published method alone on a file, at λ = 1: no screening, no second-order
 /// steps, no resets but the last.

@@ -1,4 +1,10 @@
-//! The location of the reference sets.
+//! What tests share; the location of the reference sets.
+
+pub(crate) mod example;
+pub(crate) mod jobs;
+pub(crate) mod reference;
+#[cfg(feature = "stores")]
+pub(crate) mod s3;
 
 use std::path::{Path, PathBuf};
 

@@ -14,7 +14,7 @@ use caravan_learn::dbpg::gradient::{Curvature, Worker};
 use caravan_learn::dbpg::proximal::Proximal;
 use caravan_learn::dbpg::schedule::{KKT_RATIO, RESET_EVERY, Stop, StopRule, kkt_threshold};
 
-use crate::example::Part;
+use super::example::Part;
 
 /// The settings of a run.
 #[derive(Debug, Clone)]

@@ -7,15 +7,9 @@
 //! weight, near-normal if it is relevant and else 0; the label is a logistic draw on the sum of a
 //! row's weights.
 
-use super::{Clicks, SLOTS_MAX};
+use caravan_van::draws::mix;
 
-/// Scrambles 64 bits, one to one (the finaliser of SplitMix64, Steele, Lea and Flood 2014).
-fn mix(state: u64) -> u64 {
-    let z = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    let z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
-}
+use super::{Clicks, SLOTS_MAX};
 
 /// The draw, past those of the slots, that decides the label.
 const LABEL_DRAW: u64 = 0x7fff;

@@ -8,7 +8,7 @@
 
 use caravan_kv::{Cluster, Timestamp, Worker};
 
-use super::step::Plan;
+use super::plan::Plan;
 use super::task::{self, Order, of_rows, rows};
 use super::{Kind, Open, change};
 use crate::dbpg::train::submit;

@@ -34,6 +34,7 @@ mod blocks;
 mod bound;
 mod disk;
 mod face;
+mod plan;
 mod scores;
 mod step;
 mod task;

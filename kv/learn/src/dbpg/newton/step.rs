@@ -5,11 +5,13 @@
 use std::collections::BTreeMap;
 
 use caravan_kv::{Cluster, Worker};
+use caravan_van::draws::Random;
 use caravan_van::KeyRange;
 
 use super::blocks::{self, Stepped, Units};
 use super::bound;
 use super::face::{self, RIDGE_BEGIN};
+use super::plan::Plan;
 use super::scores::{self, Column, Selected};
 use super::task::{self, NOW, Order, of_rows, rows};
 use super::{Kind, Open, least_subgradient};
@@ -17,7 +19,6 @@ use crate::dbpg::proximal::{Penalties, Proximal};
 use crate::dbpg::scaling::Scaling;
 use crate::dbpg::train::{ask, derive, tell_servers};
 use crate::numeric::{Scale, Whole};
-use crate::shuffle::{SplitMix64, shuffle};
 
 /// Least curvature of a row and of a column.
 pub(super) const CURVATURE_MIN: f64 = 1e-12;
@@ -112,7 +113,7 @@ pub(crate) struct Newton {
     is_exact: bool,
     /// The best lower bound of F*.
     least: f64,
-    random: SplitMix64,
+    random: Random,
 }
 
 /// What is known of all workers' data.
@@ -146,88 +147,6 @@ pub(crate) struct Outer {
     pub(crate) step_seconds: f64,
 }
 
-/// The working set of an outer step.
-pub(super) struct Plan {
-    /// Block after block.
-    pub(super) columns: Vec<Column>,
-    /// Where each block's end.
-    pub(super) ends: Vec<usize>,
-    pub(super) scale: Scale,
-    pub(super) largest: f64,
-    /// λ and λ₂ of each column.
-    penalties: Vec<Penalties>,
-    free: Option<u64>,
-}
-
-impl Plan {
-    /// λ and λ₂ of a column.
-    pub(super) fn penalties(&self, k: usize) -> Penalties {
-        self.penalties[k]
-    }
-
-    pub(super) fn is_free(&self, k: usize) -> bool {
-        self.free == Some(self.columns[k].key)
-    }
-
-    fn block(&self, block: usize) -> std::ops::Range<usize> {
-        let begin = block.checked_sub(1).map_or(0, |before| self.ends[before]);
-        begin..self.ends[block]
-    }
-
-    /// v, from the servers.
-    pub(super) fn place(&self, servers: &mut Worker, open: Open) -> caravan_kv::Result<Vec<f64>> {
-        let rows = rows(Kind::Place, servers.servers(), 0..self.ends.len());
-        let places = task::pull(servers, open.blocks, NOW, &rows)?;
-        let mut all = vec![0.0; self.columns.len()];
-        for ((_, block), place) in rows.iter().zip(places) {
-            for (v, bits) in all[self.block(*block)].iter_mut().zip(place) {
-                *v = f64::from_bits(bits as u64);
-            }
-        }
-        Ok(all)
-    }
-
-    /// Moves v at servers and workers; returns the last task.
-    pub(super) fn move_to(
-        &self,
-        cluster: &mut Cluster,
-        servers: &mut Worker,
-        open: Open,
-        clock: u64,
-        to: &[f64],
-    ) -> caravan_kv::Result<u64> {
-        let clock = clock + 1;
-        let bits: Vec<i64> = to.iter().map(|number| number.to_bits() as i64).collect();
-        for kind in [Kind::Way, Kind::Place] {
-            self.push(servers, open, clock, kind, 1, &bits)?;
-        }
-        ask(cluster, &Order::Move { clock })?;
-        Ok(clock)
-    }
-
-    /// Pushes a row of a kind for each block: `width` numbers a column.
-    fn push(
-        &self,
-        servers: &mut Worker,
-        open: Open,
-        clock: u64,
-        kind: Kind,
-        width: usize,
-        numbers: &[i64],
-    ) -> caravan_kv::Result<()> {
-        let rows = rows(kind, servers.servers(), 0..self.ends.len());
-        let (keys, lengths) = of_rows(&rows, |block| self.block(block).len() * width);
-        let own = rows.iter().flat_map(|(_, block)| {
-            let columns = self.block(*block);
-            &numbers[columns.start * width..columns.end * width]
-        });
-        let values: Vec<i64> = own.copied().collect();
-        servers.set_clock(clock);
-        let pushed = servers.push_varying(open.blocks, &keys, &lengths, &values)?;
-        servers.wait(pushed).map(drop)
-    }
-}
-
 impl Newton {
     pub(crate) fn new(
         block_columns: usize,
@@ -253,7 +172,7 @@ impl Newton {
             objective: None,
             is_exact: false,
             least: 0.0,
-            random: SplitMix64::new(1),
+            random: Random::new(1),
         }
     }
 
@@ -527,7 +446,7 @@ impl Newton {
         servers: &mut Worker,
         mut columns: Vec<Column>,
     ) -> caravan_kv::Result<Plan> {
-        shuffle(&mut columns, &mut self.random);
+        self.random.shuffle(&mut columns);
         let Data { rows, largest, ones, row_weight } = self.data;
         let blocks = columns.len().div_ceil(self.block_columns);
         let size = columns.len().div_ceil(blocks);
@@ -607,7 +526,7 @@ impl Newton {
     ) -> caravan_kv::Result<Option<(f64, f64)>> {
         let blocks = plan.ends.len();
         let mut order: Vec<usize> = (0..blocks).collect();
-        shuffle(&mut order, &mut self.random);
+        self.random.shuffle(&mut order);
         let first = self.clock + 1;
         self.clock += blocks as u64;
         let strains = ask(cluster, &Order::Sweep { first, blocks: order })?;

@@ -5,19 +5,19 @@
 //! other one to all other ranges. Both note their pauses by the clock that all processes of this
 //! host share. At the end the table has to hold what was acknowledged.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+pub(crate) mod worker;
+
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use caravan_kv::{
-    App, Cluster, ClusterConfig, TableSpec, Target, TaskId, ValueType, Worker, WorkerNode,
-};
-use caravan_van::KeyRange;
+use caravan_kv::{Cluster, ClusterConfig, Target, TaskId, Worker};
 use clap::ValueEnum;
 use rustix::process::{Pid, Signal, kill_process};
-use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde::Serialize;
 
-use super::figures::{milli, nanoseconds, quantile_us, record};
+use crate::measure::figures::{milli, nanoseconds, quantile_us, record};
+use self::worker::{KEYS, Pushed, Pushes, Task, clock, spec};
+
 use crate::cli::ending::Usage;
 use crate::cli::values::name;
 use crate::cli::{Common, FailoverArgs};
@@ -57,18 +57,9 @@ pub(crate) enum Fall {
 /// Servers of a cluster, at least: two that go on, so that there is a copy again.
 const SERVERS_MIN: usize = 3;
 
-/// Keys of the table.
-const KEYS: u64 = 600;
-
 /// How long workers push, and when the server falls.
 const PUSHES: Duration = Duration::from_secs(1);
 const FALLS_AFTER: Duration = Duration::from_millis(300);
-
-/// Shorter pauses are not noted.
-const PAUSE_MIN: Duration = Duration::from_micros(200);
-
-/// How long after the fall an answer may come that had left before.
-const ON_THE_WAY: Duration = Duration::from_millis(1);
 
 /// Runs `caravan bench failover`.
 ///
@@ -184,134 +175,4 @@ fn wrong_sums(cluster: &Cluster, pushed: &[Pushed]) -> Result<u64> {
         wrong += u64::from(client.wait(pulled)?.values::<i64>() != [*sum]);
     }
     Ok(wrong)
-}
-
-fn spec() -> Result<TableSpec> {
-    let keys = KeyRange::new(0, KEYS).context("it has keys")?;
-    Ok(TableSpec::new(1, "failover", ValueType::I64, 1).keys(keys).replicas(1))
-}
-
-/// Time on the clock that all processes of this host share.
-fn clock() -> Duration {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
-}
-
-/// What workers do.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-struct Task {
-    /// The keys to which each worker pushes.
-    keys: [Vec<u64>; 2],
-    /// How long they push.
-    time: Duration,
-}
-
-/// A time in which a worker had no push acknowledged.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-struct Pause {
-    from: Duration,
-    until: Duration,
-}
-
-impl Pause {
-    fn length(self) -> Duration {
-        self.until - self.from
-    }
-}
-
-/// What a worker has done.
-#[derive(Debug, Default, Serialize, Deserialize)]
-struct Pushed {
-    /// What was acknowledged, by key.
-    sums: Vec<(u64, i64)>,
-    pauses: Vec<Pause>,
-    began: Duration,
-    ended: Duration,
-}
-
-impl Pushed {
-    /// The longest pause that was not over at this time.
-    fn longest_after(&self, time: Duration) -> Option<Pause> {
-        let pauses = self.pauses.iter().filter(|pause| pause.until > time);
-        pauses.max_by_key(|pause| pause.length()).copied()
-    }
-
-    /// The same, of those that had begun by then or when the last answers were on their way.
-    fn longest_at(&self, time: Duration) -> Option<Pause> {
-        let had_begun = |pause: &&Pause| pause.until > time && pause.from < time + ON_THE_WAY;
-        self.pauses.iter().filter(had_begun).max_by_key(|pause| pause.length()).copied()
-    }
-}
-
-/// The worker's side.
-pub(crate) struct Pushes;
-
-impl Pushes {
-    pub(crate) const NAME: &str = "bench-failover";
-
-    /// Pushes to the ranges of the server that falls, or as another worker to those of all others.
-    fn push(node: &mut WorkerNode, task: &Task) -> Result<Pushed> {
-        let worker = &mut node.worker;
-        let table = worker.create_table(&spec()?)?;
-        let mine = task.keys.get(node.rank).context("two workers push")?;
-        let mut sums: Vec<(u64, i64)> = mine.iter().map(|key| (*key, 0)).collect();
-        let mut pauses = Vec::new();
-        let began = clock();
-        let mut from = began;
-        let until = began + task.time;
-        while from < until {
-            for (key, sum) in &mut sums {
-                let pushed = worker.push(table, &[*key], &[1_i64])?;
-                worker.wait(pushed)?;
-                *sum += 1;
-                let pause = Pause { from, until: clock() };
-                if pause.length() >= PAUSE_MIN {
-                    pauses.push(pause);
-                }
-                from = pause.until;
-            }
-        }
-        Ok(Pushed { sums, pauses, began, ended: from })
-    }
-}
-
-impl App for Pushes {
-    fn run(&mut self, node: &mut WorkerNode, body: Value) -> Result<Value, String> {
-        let pushed = serde_json::from_value(body)
-            .map_err(anyhow::Error::from)
-            .and_then(|task| Ok(serde_json::to_value(Pushes::push(node, &task)?)?));
-        pushed.map_err(|error| format!("{error:#}"))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const PAUSES: [(u64, u64); 4] = [(0, 90), (95, 120), (120, 121), (400, 500)];
-
-    fn pushed() -> Pushed {
-        let ms = Duration::from_millis;
-        let pauses = PAUSES.map(|(from, until)| Pause { from: ms(from), until: ms(until) });
-        Pushed { pauses: pauses.to_vec(), ..Pushed::default() }
-    }
-
-    /// A long pause before the fall does not count, nor a short one after it.
-    #[test]
-    fn the_longest_pause_after_the_fall_counts() {
-        let ms = Duration::from_millis;
-        let pushed = pushed();
-        assert_eq!(pushed.longest_after(ms(100)), Some(pushed.pauses[3]));
-        assert_eq!(pushed.longest_after(ms(501)), None);
-    }
-
-    /// The first acknowledged push ends the gap, however long a later pause is.
-    #[test]
-    fn a_pause_long_after_the_fall_is_not_its_gap() {
-        let ms = Duration::from_millis;
-        let pushed = pushed();
-        assert_eq!(pushed.longest_at(ms(100)), Some(pushed.pauses[1]));
-        assert_eq!(pushed.longest_at(ms(94) + ms(1) / 2), Some(pushed.pauses[1]), "on the way");
-        assert_eq!(pushed.longest_at(ms(120)), Some(pushed.pauses[2]));
-        assert_eq!(pushed.longest_at(ms(200)), None);
-    }
 }

@@ -3,7 +3,6 @@
 //! Runs where `CARAVAN_TEST_DEVICE` names one and `CARAVAN_TEST_ADDRESS` its address (`ci/vm` makes
 //! both), and says so where not.
 #![cfg(all(target_os = "linux", feature = "rdma"))]
-#![allow(clippy::unwrap_used, reason = "tests")]
 
 mod ends;
 mod windows;

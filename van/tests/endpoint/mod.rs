@@ -2,7 +2,6 @@
 //! lose hostile ones alone. Method: both ends of a lane on the simulated network, driven by hand
 //! from one thread. Requests before the peer's hello are in `early.rs`, hostile peers in
 //! `hostile.rs`, lent values in `lent.rs`, frames and images that messages share in `packed.rs`.
-#![allow(clippy::unwrap_used, reason = "tests")]
 
 mod early;
 mod hostile;
