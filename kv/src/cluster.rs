@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use caravan_van::Secret;
 
+use crate::config::SecretSource;
 use crate::config::{ClusterConfig, NodeConfig};
 use crate::error::{Error, Result, panicked};
 use crate::map::Placed;
@@ -19,7 +20,6 @@ use crate::node::{
     self, Answered, Apps, AtDesk, Desk, Group, Party, Program, RequestId, Role, Scheduler, Step,
     Target, TaskId, Van,
 };
-use crate::config::SecretSource;
 use crate::server::{Copies, Handles};
 use crate::table::TableSpec;
 use crate::worker::{News, Watch, Worker};

@@ -32,8 +32,8 @@ use signal_hook::iterator::Signals;
 
 use self::agent::Through;
 use self::hosts::{Host, expand_slurm, read_file};
-use self::plan::Plan;
 use self::place::{Place, Seat, Surroundings};
+use self::plan::Plan;
 use crate::cli::ending::Usage;
 use crate::cli::{BenchCommand, Cli, Command, Common, LaunchArgs, ServerRole, WorkerRole};
 use crate::cluster;

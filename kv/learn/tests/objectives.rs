@@ -3,9 +3,9 @@
 //! Method: clusters of threads against the single-threaded reference pass by pass, and against the
 //! optimality conditions, computed here from the rows themselves.
 
+use crate::support;
 use crate::support::example;
 use crate::support::reference;
-use crate::support;
 use crate::vans;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;

@@ -10,8 +10,8 @@ use caravan_van::{RdmaConfig, Secret, VanConfig, Wait};
 
 use super::{ClusterConfig, JobRole, NodeConfig};
 use super::{huge_pages_named, is_address, parse_bytes, parse_hexadecimal, wait_named};
-use crate::node::Van;
 use crate::config::SecretSource;
+use crate::node::Van;
 
 /// One environment variable.
 pub struct Var {

@@ -4,7 +4,6 @@
 //! `CARAVAN_FUZZ_MESSAGES=10000000 cargo test --release -p caravan-van --test codec` tries that
 //! many mutations.
 
-
 mod mutated;
 
 use caravan_van::wire::{DecodeError, Header, Images, Kind, Offer, flags};

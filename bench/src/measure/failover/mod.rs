@@ -15,8 +15,8 @@ use clap::ValueEnum;
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Serialize;
 
-use crate::measure::figures::{milli, nanoseconds, quantile_us, record};
 use self::worker::{KEYS, Pushed, Pushes, Task, clock, spec};
+use crate::measure::figures::{milli, nanoseconds, quantile_us, record};
 
 use crate::cli::ending::Usage;
 use crate::cli::values::name;

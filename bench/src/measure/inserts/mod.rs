@@ -12,13 +12,13 @@ use caravan_kv::Target;
 use serde::Serialize;
 
 use self::worker::{CHECKED, Counts, Part, Task};
-use crate::measure::figures::{milli, nano};
-use crate::measure::load::keys::{Lists, key_of, keys_end};
-use crate::measure::load::rates::Skew;
 use crate::cli::ending::Usage;
 use crate::cli::{Common, SketchArgs};
 use crate::cluster;
 use crate::doctor::machine::Machine;
+use crate::measure::figures::{milli, nano};
+use crate::measure::load::keys::{Lists, key_of, keys_end};
+use crate::measure::load::rates::Skew;
 use crate::report::{figure, row};
 
 row! {

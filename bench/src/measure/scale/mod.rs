@@ -23,11 +23,11 @@ use caravan_learn::dbpg::gradient::Curvature;
 use caravan_learn::dbpg::{self, FilterTraffic, Filters, Job, Progress as Pass, blocks};
 use caravan_van::sim::{Faults, Network, Stragglers};
 
+use crate::apps::{apps, handles};
 use crate::cli::ending::Usage;
 use crate::cli::interrupt::tidily;
 use crate::cli::values::FilterList;
 use crate::cli::{Common, ScaleArgs, SimulatedNetwork};
-use crate::apps::{apps, handles};
 use crate::doctor::machine::Machine;
 use crate::measure::simulated::{micros, network, patient};
 use rows::{Calibration, Model, Scale};

@@ -13,9 +13,9 @@
 //! `Job::group_bits` of 10 makes each group a block. Features of adfea from 2^54 on are hashed to
 //! 54 bits.
 
-use caravan_van::draws::mix;
 use super::libsvm::{Fault, words};
 use super::{Examples, Labels, parse_key};
+use caravan_van::draws::mix;
 
 /// Bits of a key below its group.
 const GROUP_SHIFT: u32 = 54;

@@ -90,7 +90,10 @@ impl Second {
             if let Some(label @ (-1 | 0)) = label
                 && second.as_ref().is_none_or(|second: &Second| second.label != label)
             {
-                Second::join(&mut second, Some(Second { label, path: block.path.to_path_buf(), line }))?;
+                Second::join(
+                    &mut second,
+                    Some(Second { label, path: block.path.to_path_buf(), line }),
+                )?;
             }
         }
         Ok(second)

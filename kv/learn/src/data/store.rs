@@ -3,8 +3,8 @@
 
 use std::ops::Range;
 
-use caravan_van::draws::Random;
 use super::{Examples, Row};
+use caravan_van::draws::Random;
 
 /// Which rows a thread takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -6,9 +6,9 @@
 
 use std::ops::Range;
 
-use caravan_van::draws::{Random, mix};
 use crate::data::Ascending;
 use crate::data::groups::Group;
+use caravan_van::draws::{Random, mix};
 
 /// Default number of blocks for each non-zero of an average row.
 pub const BLOCK_RATIO: f64 = 4.0;

@@ -203,9 +203,9 @@ impl Worker {
                 let mut g = 0.0;
                 let mut u = 0.0;
                 for (&row, &x) in rows.iter().zip(values) {
-                    let Row { pull, bend } = self.rows.all()[row as usize];
+                    let Row { pull, curvature } = self.rows.all()[row as usize];
                     g += pull * x;
-                    u += bend * x.abs();
+                    u += curvature * x.abs();
                 }
                 (g, u)
             }
@@ -257,18 +257,18 @@ impl Worker {
         self.steps = steps;
     }
 
-    /// Moves each score by `share` of its way, and columns to weights found in another way.
+    /// Moves each score by `share` of its direction, and columns to weights found in another way.
     pub(super) fn shift(
         &mut self,
-        ways: impl Iterator<Item = f64>,
+        directions: impl Iterator<Item = f64>,
         share: f64,
         to: impl Iterator<Item = (usize, f64)>,
     ) {
-        self.rows.shift(ways, share);
+        self.rows.shift(directions, share);
         to.for_each(|(j, weight)| self.weights[j] = weight);
     }
 
-    /// -c_i y_i σ(-m_i) of some rows: the slope of the loss along x_i·w.
+    /// -c_i y_i σ(-m_i) of some rows: the gradient of the loss along x_i·w.
     pub(super) fn pulls(&self, rows: Range<usize>) -> impl Iterator<Item = f64> {
         self.rows.all()[rows].iter().map(|row| row.pull)
     }
@@ -306,13 +306,13 @@ fn sum_ones(rows: &[u32], of: &[Row]) -> (f64, f64) {
     let (chunks, rest) = rows.as_chunks::<4>();
     for chunk in chunks {
         for (sum, &row) in sums.iter_mut().zip(chunk) {
-            let Row { pull, bend } = of[row as usize];
-            *sum = (sum.0 + pull, sum.1 + bend);
+            let Row { pull, curvature } = of[row as usize];
+            *sum = (sum.0 + pull, sum.1 + curvature);
         }
     }
     for (sum, &row) in sums.iter_mut().zip(rest) {
-        let Row { pull, bend } = of[row as usize];
-        *sum = (sum.0 + pull, sum.1 + bend);
+        let Row { pull, curvature } = of[row as usize];
+        *sum = (sum.0 + pull, sum.1 + curvature);
     }
     let [a, b, c, d] = sums;
     ((a.0 + b.0) + (c.0 + d.0), (a.1 + b.1) + (c.1 + d.1))

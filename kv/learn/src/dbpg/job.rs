@@ -260,7 +260,7 @@ pub struct Progress {
     #[serde(skip)]
     pub columns_computed: usize,
     /// Rounds so far, each of which ends when all workers have taken part: blocks visited, products
-    /// on the face, and orders of the driver to the second-order method.
+    /// on the active set, and orders of the driver to the second-order method.
     #[serde(skip)]
     pub rounds: u64,
     /// The stop rule's decision.

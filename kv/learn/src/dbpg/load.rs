@@ -147,7 +147,7 @@ struct Screening {
     named: Vec<u64>,
 }
 
-/// Bytes of a row on disk: both its labels, score, slope and curvature.
+/// Bytes of a row on disk: both its labels, score, gradient and curvature.
 const ROW_BYTES: usize = 1 + 8 + 8 + 16 + 8;
 
 /// Most threads of a worker.

@@ -7,7 +7,7 @@
 
 use crate::data::{Columns, for_each};
 use crate::numeric::Pool;
-use crate::numeric::logistic::{loss, slope, wrong_probability};
+use crate::numeric::logistic::{loss, sigmoid_derivative, wrong_probability};
 
 /// A row as the gradient kernel reads it: both numbers lie in one cache line, so that one sweep
 /// serves both sums.
@@ -17,7 +17,7 @@ pub(super) struct Row {
     pub(super) pull: f64,
     /// c_i h_i r_i, valid for the rows of the block measured last: what an entry adds to the
     /// curvature.
-    pub(super) bend: f64,
+    pub(super) curvature: f64,
 }
 
 /// The rows of one worker.
@@ -50,7 +50,7 @@ impl Rows {
         let rows = labels.len();
         let segment = rows.div_ceil(pool.threads()).max(1);
         Self {
-            rows: labels.iter().map(|y| Row { pull: -0.5 * y, bend: 0.0 }).collect(),
+            rows: labels.iter().map(|y| Row { pull: -0.5 * y, curvature: 0.0 }).collect(),
             weighted: labels.iter().any(|label| label.abs() != 1.0),
             labels,
             scores: vec![0.0; rows],
@@ -108,8 +108,8 @@ impl Rows {
         }
     }
 
-    /// Computes c_i h_i r_i of each row that these columns touch, in its `bend`. `of` are indices
-    /// of columns, `deltas` those of all columns.
+    /// Computes c_i h_i r_i of each row that these columns touch, in its `curvature`. `of` are
+    /// indices of columns, `deltas` those of all columns.
     pub(super) fn measure_overlap(
         &mut self,
         columns: &Columns,
@@ -121,7 +121,7 @@ impl Rows {
             for j in of.clone() {
                 segment.add_reach(columns, j, deltas[j]);
             }
-            segment.bend();
+            segment.curvature();
         });
     }
 
@@ -135,11 +135,11 @@ impl Rows {
         });
     }
 
-    /// Moves each score by `share` of its way: `[rows]`.
-    pub(super) fn shift(&mut self, ways: impl Iterator<Item = f64>, share: f64) {
+    /// Moves each score by `share` of its direction: `[rows]`.
+    pub(super) fn shift(&mut self, directions: impl Iterator<Item = f64>, share: f64) {
         let rows = self.rows.iter_mut().zip(&self.labels).zip(&mut self.scores);
-        for (((row, label), score), way) in rows.zip(ways) {
-            *score += share * way;
+        for (((row, label), score), direction) in rows.zip(directions) {
+            *score += share * direction;
             row.pull = pull(*label, *score);
         }
     }
@@ -191,12 +191,13 @@ impl Segment<'_> {
         });
     }
 
-    fn bend(&mut self) {
+    fn curvature(&mut self) {
         for &row in &self.touched.list[..self.touched.len] {
             let row = row as usize;
             let [sum, reach] = std::mem::take(&mut self.reach[row]);
             let weight = if self.weighted { self.labels[row].abs() } else { 1.0 };
-            self.rows[row].bend = weight * slope((self.scores[row].abs() - reach).max(0.0)) * sum;
+            self.rows[row].curvature =
+                weight * sigmoid_derivative((self.scores[row].abs() - reach).max(0.0)) * sum;
         }
         self.touched.clear();
     }

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! where y_i is the label times the row's weight. An intercept only shifts the margins, and a ridge
-//! has no slope at 0, so neither changes this.
+//! has the gradient 0 at 0, so neither changes this.
 //!
 //! A column with max(P_j, N_j) ≤ λ has |g_j| < λ everywhere: no step ever moves it from 0, and
 //! every minimum of F has it at 0. In sets with many rare features that is most columns. Both sums

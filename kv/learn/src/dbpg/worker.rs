@@ -188,8 +188,8 @@ impl Training {
         let moved = held.filter(|&(j, (weight, _))| weight != weights[j]);
         let to: Vec<(usize, f64)> = moved.map(|(j, (weight, _))| (j, weight)).collect();
         let steps: Vec<_> = to.iter().map(|&(j, weight)| (j, weight - weights[j])).collect();
-        let ways = scores(data, &steps)?;
-        self.state.shift(ways.into_iter(), 1.0, to.into_iter());
+        let directions = scores(data, &steps)?;
+        self.state.shift(directions.into_iter(), 1.0, to.into_iter());
         Ok(())
     }
 

@@ -99,15 +99,15 @@ impl Trainer for Fm {
         for (label, row) in batch.iter() {
             let entries = row.map(|(place, value)| (&step.rows[place * width..][..width], value));
             let margin = f64::from(step.rows[bias]) + margin(entries.clone(), &mut sums);
-            let [loss, slope] = Loss::Logistic.of(label, margin);
+            let [loss, gradient] = Loss::Logistic.of(label, margin);
             step.sums.loss += loss;
-            step.update[bias] += slope as f32;
+            step.update[bias] += gradient as f32;
             for ((row, value), place) in entries.zip(batch.places(step.sums.examples as usize)) {
                 let update = &mut step.update[place * width..][..width];
-                update[0] += (slope * value + self.l2 * f64::from(row[0])) as f32;
+                update[0] += (gradient * value + self.l2 * f64::from(row[0])) as f32;
                 for ((update, &v), sum) in update[1..].iter_mut().zip(&row[1..]).zip(&sums) {
                     let v = f64::from(v);
-                    *update += (slope * value * (sum - v * value) + self.l2 * v) as f32;
+                    *update += (gradient * value * (sum - v * value) + self.l2 * v) as f32;
                 }
             }
             step.sums.examples += 1;
@@ -209,8 +209,8 @@ mod tests {
                 rows[at] += by;
                 penalised(&rows)
             };
-            let slope = (moved(h) - moved(-h)) / (2.0 * f64::from(h));
-            assert!((f64::from(step.update[at]) - slope).abs() < 1e-4, "{at}: {slope}");
+            let gradient = (moved(h) - moved(-h)) / (2.0 * f64::from(h));
+            assert!((f64::from(step.update[at]) - gradient).abs() < 1e-4, "{at}: {gradient}");
         }
         assert_eq!(step.update[10..], [0.0; 2], "the bias has no factors");
     }

@@ -206,8 +206,8 @@ mod tests {
                 rows[at] += by;
                 penalised(&rows)
             };
-            let slope = (moved(h) - moved(-h)) / (2.0 * f64::from(h));
-            assert!((f64::from(step.update[at]) - slope).abs() < 1e-4, "{at}: {slope}");
+            let gradient = (moved(h) - moved(-h)) / (2.0 * f64::from(h));
+            assert!((f64::from(step.update[at]) - gradient).abs() < 1e-4, "{at}: {gradient}");
         }
     }
 }

@@ -66,7 +66,7 @@ pub(crate) fn log_loss(margin: f64) -> f64 {
 
 /// σ'(m) for m ≥ 0; ¼ at 0, decreasing.
 #[inline]
-pub(crate) fn slope(margin: f64) -> f64 {
+pub(crate) fn sigmoid_derivative(margin: f64) -> f64 {
     let e = exp_of_negative(-margin);
     e / ((1.0 + e) * (1.0 + e))
 }
@@ -121,13 +121,13 @@ mod tests {
     fn large_margins_neither_overflow_nor_vanish() {
         assert_eq!(wrong_probability(-1000.0), 1.0);
         assert!(wrong_probability(1000.0) < 1e-300);
-        assert_eq!((wrong_probability(0.0), slope(0.0)), (0.5, 0.25));
+        assert_eq!((wrong_probability(0.0), sigmoid_derivative(0.0)), (0.5, 0.25));
         assert_eq!(log_loss(-1000.0), 1000.0);
         assert!((log_loss(0.0) - 2.0_f64.ln()).abs() < 1e-16);
         for m in [-40.0, -3.0, -0.1, 0.0, 0.4, 7.0, 60.0] {
             let (p, exact) = (wrong_probability(m), 1.0 / (1.0 + m.exp()));
             assert!((p / exact - 1.0).abs() < 1e-15, "{m}");
-            assert!((slope(m.abs()) - p * wrong_probability(-m)).abs() < 1e-16, "{m}");
+            assert!((sigmoid_derivative(m.abs()) - p * wrong_probability(-m)).abs() < 1e-16, "{m}");
         }
     }
 

@@ -134,9 +134,9 @@ impl Trainer for Sgd {
         let scale = if self.mean { 1.0 / batch.rows() as f64 } else { 1.0 };
         for (label, row) in batch.iter() {
             let margin: f64 = row.clone().map(|(at, value)| value * step.rows[at]).sum();
-            let [loss, slope] = self.loss.of(label, margin);
+            let [loss, gradient] = self.loss.of(label, margin);
             step.sums.loss += loss;
-            row.for_each(|(at, value)| step.update[at] += scale * slope * value);
+            row.for_each(|(at, value)| step.update[at] += scale * gradient * value);
         }
         step.sums.examples += batch.rows() as u64;
     }
@@ -161,8 +161,8 @@ mod tests {
                 let h = 1e-6;
                 let [up, _] = loss.of(label, margin + h);
                 let [down, _] = loss.of(label, margin - h);
-                let [_, slope] = loss.of(label, margin);
-                assert!(((up - down) / (2.0 * h) - slope).abs() < 1e-6, "{loss:?} {margin}");
+                let [_, gradient] = loss.of(label, margin);
+                assert!(((up - down) / (2.0 * h) - gradient).abs() < 1e-6, "{loss:?} {margin}");
             }
         }
         assert_eq!(Loss::Logistic.of(1.0, -1e4), [1e4, -1.0], "no overflow");

@@ -81,8 +81,8 @@ pub trait Trainer: Sized + Send + 'static {
         None
     }
 
-    /// The files that parts read: those of [`Trainer::rows_of`], unless an algorithm reads its own. A
-    /// run is refused if one of them changes before all parts have read it.
+    /// The files that parts read: those of [`Trainer::rows_of`], unless an algorithm reads its own.
+    /// A run is refused if one of them changes before all parts have read it.
     fn files(settings: &Self::Settings) -> &[PathBuf] {
         Self::rows_of(settings).map_or(&[], |rows| rows.files)
     }

@@ -43,8 +43,8 @@ fn gradient_is_the_slope_of_the_loss() {
                 moved.apply(&columns(), j..j + 1, &[weight], &[true]);
                 moved.loss()
             };
-            let slope = (loss(1e-5) - loss(-1e-5)) / 2e-5;
-            assert!((slope - g).abs() < 1e-8, "column {j}: {slope} is not {g}");
+            let gradient = (loss(1e-5) - loss(-1e-5)) / 2e-5;
+            assert!((gradient - g).abs() < 1e-8, "column {j}: {gradient} is not {g}");
         }
     }
 }

@@ -101,7 +101,7 @@ struct Block {
     /// As the driver pushed them: key, weight and curvature of each column.
     plan: Vec<i64>,
     penalties: Vec<[f64; 2]>,
-    place: Vec<f64>,
+    iterate: Vec<f64>,
     curvatures: Vec<f64>,
     /// The Hessian, all rows of a symmetric matrix, once all workers' parts are in it.
     gram: Vec<f32>,
@@ -110,7 +110,7 @@ struct Block {
     parts: usize,
     sum: Sum,
     /// A direction, or a new v, as bits.
-    way: Vec<i64>,
+    direction: Vec<i64>,
 }
 
 /// A sum of parts.
@@ -209,7 +209,7 @@ impl Blocks {
         };
         let block = Block {
             penalties: columns.iter().map(penalties).collect(),
-            place: columns.iter().map(|column| number(column[1])).collect(),
+            iterate: columns.iter().map(|column| number(column[1])).collect(),
             curvatures: columns.iter().map(|column| number(column[2])).collect(),
             plan: plan.to_vec(),
             entries: vec![0; 2 * (n * (n + 1) / 2).div_ceil(2)],
@@ -242,16 +242,16 @@ impl Blocks {
             Kind::Plan => self.plan(slot, values),
             Kind::Gram => self.block(slot)?.add_gram((values, parts), units, workers),
             Kind::Sum => self.block(slot)?.sum.add(clock, parts, values).map(drop),
-            Kind::Way => {
+            Kind::Direction => {
                 let block = self.block(slot)?;
-                block.way = values.to_vec();
+                block.direction = values.to_vec();
                 self.clock = self.clock.max(clock);
                 Ok(())
             }
-            Kind::Place => {
+            Kind::Iterate => {
                 let block = self.block(slot)?;
                 block.hold(values.len())?;
-                block.place = values.iter().map(|bits| f64::from_bits(*bits as u64)).collect();
+                block.iterate = values.iter().map(|bits| f64::from_bits(*bits as u64)).collect();
                 Ok(())
             }
             Kind::Step => {
@@ -329,12 +329,12 @@ impl Block {
             Kind::Gram => Some(self.parts),
             Kind::Step | Kind::Sum if self.sum.clock == clock => Some(self.sum.pushed),
             Kind::Step | Kind::Sum => Some(0),
-            Kind::Plan | Kind::Way | Kind::Place => None,
+            Kind::Plan | Kind::Direction | Kind::Iterate => None,
         }
     }
 
     fn hold(&self, columns: usize) -> Result<(), String> {
-        match self.place.len() {
+        match self.iterate.len() {
             own if own == columns => Ok(()),
             own => Err(format!("a block has {own} columns, not {columns}")),
         }
@@ -348,7 +348,7 @@ impl Block {
         units: Units,
         workers: usize,
     ) -> Result<(), String> {
-        let n = self.place.len();
+        let n = self.iterate.len();
         if part.len() != self.entries.len() / 2 {
             return Err(format!("{} integers are no triangle of {n} columns", part.len()));
         }
@@ -375,23 +375,24 @@ impl Block {
     }
 
     /// Minimises q over the block, given the sum of the parts of its gradient: leaves the new v in
-    /// `way`. Returns Σ s² / h before it and how much q fell; `None` for numbers that are not
+    /// `direction`. Returns Σ s² / h before it and how much q fell; `None` for numbers that are not
     /// finite.
     fn step(&mut self, scale: Scale) -> Option<(f64, f64)> {
-        let slopes = self.sum.numbers.iter().zip(&self.place).zip(&self.penalties);
-        let slopes: Vec<f64> =
-            slopes.map(|((sum, at), [_, l2])| scale.from(*sum) + l2 * at).collect();
-        let before = self.place.clone();
-        let descent = Descent { block: self, slopes: slopes.clone() };
+        let gradients = self.sum.numbers.iter().zip(&self.iterate).zip(&self.penalties);
+        let gradients: Vec<f64> =
+            gradients.map(|((sum, at), [_, l2])| scale.from(*sum) + l2 * at).collect();
+        let before = self.iterate.clone();
+        let descent = Descent { block: self, gradients: gradients.clone() };
         let (distance, after) = pulp::Arch::new().dispatch(descent);
         let mut gain = 0.0;
         for k in 0..before.len() {
             let [lambda, _] = self.penalties[k];
-            let slope = 0.5 * (slopes[k] + after[k]);
-            gain -= change(before[k], self.place[k], self.place[k] - before[k], slope, lambda);
+            let gradient = 0.5 * (gradients[k] + after[k]);
+            gain -=
+                change(before[k], self.iterate[k], self.iterate[k] - before[k], gradient, lambda);
         }
-        self.way.clear();
-        self.way.extend(self.place.iter().map(|to| to.to_bits() as i64));
+        self.direction.clear();
+        self.direction.extend(self.iterate.iter().map(|to| to.to_bits() as i64));
         (distance.is_finite() && gain.is_finite()).then_some((distance, gain))
     }
 }
@@ -399,39 +400,40 @@ impl Block {
 /// Coordinate descent on a block, in the form that `pulp` compiles for each vector width.
 struct Descent<'a> {
     block: &'a mut Block,
-    slopes: Vec<f64>,
+    gradients: Vec<f64>,
 }
 
 impl pulp::NullaryFnOnce for Descent<'_> {
-    /// Σ s² / h before, and the slopes after.
+    /// Σ s² / h before, and the gradients after.
     type Output = (f64, Vec<f64>);
 
     #[inline(always)]
     fn call(self) -> Self::Output {
-        let Descent { block, mut slopes } = self;
-        let n = block.place.len();
-        let bend = |k: usize| block.curvatures[k] + block.penalties[k][1];
-        let least = |k: usize| least_subgradient(block.place[k], slopes[k], block.penalties[k][0]);
-        let distance: f64 = (0..n).map(|k| least(k) * least(k) / bend(k)).sum();
+        let Descent { block, mut gradients } = self;
+        let n = block.iterate.len();
+        let curvature = |k: usize| block.curvatures[k] + block.penalties[k][1];
+        let least =
+            |k: usize| least_subgradient(block.iterate[k], gradients[k], block.penalties[k][0]);
+        let distance: f64 = (0..n).map(|k| least(k) * least(k) / curvature(k)).sum();
         let mut first = 0.0;
         for pass in 0..PASSES_MAX {
             let mut moved = 0.0;
             for k in 0..n {
                 let [lambda, l2] = block.penalties[k];
-                let bend = block.curvatures[k] + l2;
-                let at = block.place[k];
-                let to = soft(at, slopes[k], bend, lambda);
+                let curvature = block.curvatures[k] + l2;
+                let at = block.iterate[k];
+                let to = soft(at, gradients[k], curvature, lambda);
                 let step = to - at;
                 if step == 0.0 {
                     continue;
                 }
-                moved += bend * step * step;
-                block.place[k] = to;
+                moved += curvature * step * step;
+                block.iterate[k] = to;
                 let row = &block.gram[k * n..(k + 1) * n];
-                for (slope, entry) in slopes.iter_mut().zip(row) {
-                    *slope += step * f64::from(*entry);
+                for (gradient, entry) in gradients.iter_mut().zip(row) {
+                    *gradient += step * f64::from(*entry);
                 }
-                slopes[k] += step * l2;
+                gradients[k] += step * l2;
             }
             if pass == 0 {
                 first = moved;
@@ -440,7 +442,7 @@ impl pulp::NullaryFnOnce for Descent<'_> {
                 break;
             }
         }
-        (distance, slopes)
+        (distance, gradients)
     }
 }
 
@@ -475,9 +477,11 @@ impl caravan_kv::Shard for Blocks {
                 self.blocks.get(&slot).ok_or_else(|| format!("there is no block {slot} here"))?;
             match kind {
                 Kind::Plan => self.answer.extend_from_slice(&block.plan),
-                Kind::Step | Kind::Way => self.answer.extend_from_slice(&block.way),
+                Kind::Step | Kind::Direction => self.answer.extend_from_slice(&block.direction),
                 Kind::Sum => self.answer.extend_from_slice(&block.sum.numbers),
-                Kind::Place => self.answer.extend(block.place.iter().map(|v| v.to_bits() as i64)),
+                Kind::Iterate => {
+                    self.answer.extend(block.iterate.iter().map(|v| v.to_bits() as i64))
+                }
                 Kind::Gram => return Err("Hessians are not pulled".to_owned()),
             }
             self.lengths.push((self.answer.len() - before) as u32);
@@ -576,13 +580,13 @@ mod tests {
     }
 
     /// A block of two workers' parts, whose Hessian is `gram`.
-    fn blocks(gram: &[f64], units: Units, place: &[f64]) -> Blocks {
+    fn blocks(gram: &[f64], units: Units, iterate: &[f64]) -> Blocks {
         let options = serde_json::json!({ "workers": 2 });
         let mut blocks = Blocks::new(&options, &Pool::new(1 << 22)).unwrap();
         blocks.begin(0.5, 0.25, Some(4), Scale::new(100, 10.0), units);
         let plan = (0..N).flat_map(|k| {
             let number = |x: f64| x.to_bits() as i64;
-            [k as i64, number(place[k]), number(gram[k * N + k])]
+            [k as i64, number(iterate[k]), number(gram[k * N + k])]
         });
         let plan: Vec<i64> = plan.collect();
         blocks.put((0, 1), Kind::Plan, 0, &plan).unwrap();
@@ -657,7 +661,7 @@ mod tests {
         go_on(&mut blocks, (Kind::Sum, 2), 2);
         assert_eq!(blocks.clock, 2);
         let part = |kind: Kind| blocks.blocks[&0].parts(kind, 3);
-        assert_eq!([Kind::Plan, Kind::Way, Kind::Place].map(part), [None; 3]);
+        assert_eq!([Kind::Plan, Kind::Direction, Kind::Iterate].map(part), [None; 3]);
     }
 
     /// Steps end where no coordinate can gain, for both units, and say how much they gain.
@@ -685,11 +689,12 @@ mod tests {
             let scale = blocks.scale;
             let mut gained = 0.0;
             for clock in 1..100 {
-                let place = blocks.blocks[&0].place.clone();
-                let moved: Vec<f64> = place.iter().zip(&start).map(|(v, from)| v - from).collect();
-                let slope =
+                let iterate = blocks.blocks[&0].iterate.clone();
+                let moved: Vec<f64> =
+                    iterate.iter().zip(&start).map(|(v, from)| v - from).collect();
+                let gradient =
                     |k: usize| first[k] + (0..N).map(|l| gram[k * N + l] * moved[l]).sum::<f64>();
-                let parts: Vec<i64> = (0..N).map(|k| scale.to(slope(k) / 2.0)).collect();
+                let parts: Vec<i64> = (0..N).map(|k| scale.to(gradient(k) / 2.0)).collect();
                 blocks.put((clock, 1), Kind::Step, 0, &parts).unwrap();
                 assert_eq!(blocks.clock, clock - 1, "one worker has not pushed");
                 blocks.put((clock, 1), Kind::Step, 0, &parts).unwrap();
@@ -698,11 +703,11 @@ mod tests {
             }
             let at = &blocks.blocks[&0];
             assert!(blocks.stepped.last().unwrap().distance < 1e-20, "{:?}", blocks.stepped);
-            assert!((q(&start) - q(&at.place) - gained).abs() < 1e-4, "{gained}");
+            assert!((q(&start) - q(&at.iterate) - gained).abs() < 1e-4, "{gained}");
             for (k, offset) in (0..N).flat_map(|k| [(k, 1e-3), (k, -1e-3)]) {
-                let mut other = at.place.clone();
+                let mut other = at.iterate.clone();
                 other[k] += offset;
-                assert!(q(&other) > q(&at.place) - 1e-12, "{k}");
+                assert!(q(&other) > q(&at.iterate) - 1e-12, "{k}");
             }
         }
     }
@@ -713,7 +718,7 @@ mod tests {
         for (kind, slot, numbers, why) in [
             (Kind::Step, 1, 9, "no block 1"),
             (Kind::Step, 0, 8, "9 columns, not 8"),
-            (Kind::Place, 0, 1, "9 columns, not 1"),
+            (Kind::Iterate, 0, 1, "9 columns, not 1"),
             (Kind::Plan, 1, 4, "4 numbers"),
             (Kind::Plan, 1, 3 * BLOCK_COLUMNS_MAX + 3, "1024 columns"),
             (Kind::Gram, 0, 1, "no triangle of 9"),
@@ -721,7 +726,7 @@ mod tests {
             let error = blocks.put((9, 1), kind, slot, &vec![0; numbers]).unwrap_err();
             assert!(error.contains(why), "{error}");
         }
-        let nan = blocks.put((9, 1), Kind::Place, 0, &bits(&[f64::NAN; N]));
+        let nan = blocks.put((9, 1), Kind::Iterate, 0, &bits(&[f64::NAN; N]));
         assert_eq!(nan, Ok(()), "it is refused with the next step");
         blocks.put((9, 1), Kind::Step, 0, &[0; N]).unwrap();
         let error = blocks.put((9, 1), Kind::Step, 0, &[0; N]).unwrap_err();
@@ -732,7 +737,7 @@ mod tests {
             command: 0,
             clock: 10,
             range: KeyRange::ALL,
-            keys: &[Kind::Way.key(0, 1)],
+            keys: &[Kind::Direction.key(0, 1)],
             lengths: &[],
             values: &[],
             pushes: false,

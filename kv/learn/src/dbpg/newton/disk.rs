@@ -142,16 +142,16 @@ impl Disk {
 
     /// Most bytes of [`Disk::sums`].
     pub(super) fn sums_bytes(&self, pool: &Pool) -> usize {
-        let slopes = BLOCK_ROWS * size_of::<[f64; 2]>();
+        let gradients = BLOCK_ROWS * size_of::<[f64; 2]>();
         let sums = self.entries.len() * size_of::<[i64; 2]>();
-        pool.threads() * (self.rows.bytes_max() + slopes + sums)
+        pool.threads() * (self.rows.bytes_max() + gradients + sums)
     }
 
     /// Σ over rows of p x and of D x² of all columns, as integers, given p and D of a range of
     /// rows.
     pub(super) fn sums(
         &self,
-        slopes: impl Fn(Range<usize>) -> Vec<[f64; 2]> + Sync,
+        gradients: impl Fn(Range<usize>) -> Vec<[f64; 2]> + Sync,
         scales: [Scale; 2],
         pool: &Pool,
     ) -> Result<Vec<[i64; 2]>, String> {
@@ -159,7 +159,7 @@ impl Disk {
         let mut parts = vec![Ok(Vec::new()); self.blocks().div_ceil(part)];
         pool.share(parts.iter_mut().enumerate(), |(at, sums)| {
             let blocks = at * part..self.blocks().min((at + 1) * part);
-            *sums = self.sums_of(blocks, &slopes, scales);
+            *sums = self.sums_of(blocks, &gradients, scales);
         });
         parts.into_iter().reduce(added).unwrap_or(Ok(Vec::new()))
     }
@@ -167,18 +167,21 @@ impl Disk {
     fn sums_of(
         &self,
         blocks: Range<usize>,
-        slopes: impl Fn(Range<usize>) -> Vec<[f64; 2]>,
+        gradients: impl Fn(Range<usize>) -> Vec<[f64; 2]>,
         scales: [Scale; 2],
     ) -> Result<Vec<[i64; 2]>, String> {
         let mut sums = vec![[0_i64; 2]; self.entries.len()];
         let add = |sum: &mut [i64; 2], [g, h]: [f64; 2], x: f64| {
-            let [slopes, bends] = *sum;
-            *sum = [slopes.wrapping_add(integer(g * x)), bends.wrapping_add(integer(h * x * x))];
+            let [gradients, curvatures] = *sum;
+            *sum = [
+                gradients.wrapping_add(integer(g * x)),
+                curvatures.wrapping_add(integer(h * x * x)),
+            ];
         };
         for block in blocks {
             let rows = self.rows.block(block).map_err(|error| with_sources(&error))?;
             let first = block * BLOCK_ROWS;
-            let mut scaled = slopes(first..first + rows.labels().len());
+            let mut scaled = gradients(first..first + rows.labels().len());
             scaled.iter_mut().for_each(|[g, h]| {
                 *g *= scales[0].up;
                 *h *= scales[1].up;

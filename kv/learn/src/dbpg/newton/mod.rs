@@ -13,10 +13,10 @@
 //! Newton's model; θ falls while full steps are taken, and rises when one is not, which is the
 //! damping. The working set W has the support and the columns that violate |g| ≤ λ most. Blocks of
 //! W in random order take coordinate descent on their exact small Hessians, which are summed once
-//! an outer step; where that crawls, conjugate gradients on the face { v ≠ 0 } move all of it at
-//! once (`face`). F is then measured on the way from w to v, and falls by Armijo's rule (proximal
-//! Newton with a line search: Lee, Sun and Saunders, SIAM J. Optim. 2014; newGLMNET: Yuan, Ho and
-//! Lin, JMLR 2012). A duality gap bounds F - F* and ends the run (`bound`).
+//! an outer step; where that crawls, conjugate gradients on the active set { v ≠ 0 } move all of it
+//! at once (`active_set`). F is then measured on the way from w to v, and falls by Armijo's rule
+//! (proximal Newton with a line search: Lee, Sun and Saunders, SIAM J. Optim. 2014; newGLMNET:
+//! Yuan, Ho and Lin, JMLR 2012). A duality gap bounds F - F* and ends the run (`bound`).
 //!
 //! Workers hold rows, servers sum over workers and solve blocks, the driver decides. All sums over
 //! rows are of integers (`fixed`), so a run takes the same steps to the bit for any number of
@@ -27,13 +27,13 @@
 //! driver  step: W, in blocks -----------> blocks   w, v, h and the Hessian of each block
 //! worker  task: X_Bᵀ(p + D Xd) ---------> blocks   coordinate descent
 //!               Xd += X_B Δ_B  <---Δ_B---
-//! driver  face: direction -> worker: its product -> blocks: sum -> driver
+//! driver  active_set: direction -> worker: its product -> blocks: sum -> driver
 //! ```
 
+mod active_set;
 mod blocks;
 mod bound;
 mod disk;
-mod face;
 mod plan;
 mod scores;
 mod step;
@@ -76,16 +76,17 @@ enum Kind {
     Gram,
     /// From workers: their parts of the gradient of q; answered with the block's step.
     Step,
-    /// From workers: numbers of the columns of the face, summed; to the driver.
+    /// From workers: numbers of the columns of the active set, summed; to the driver.
     Sum,
     /// From the driver: a direction, or a step; to workers.
-    Way,
+    Direction,
     /// To the driver: v. From the driver: a new one.
-    Place,
+    Iterate,
 }
 
 impl Kind {
-    const ALL: [Kind; 6] = [Kind::Plan, Kind::Gram, Kind::Step, Kind::Sum, Kind::Way, Kind::Place];
+    const ALL: [Kind; 6] =
+        [Kind::Plan, Kind::Gram, Kind::Step, Kind::Sum, Kind::Direction, Kind::Iterate];
 
     /// The key of the row of block `block`, of which server thread `block % threads` has each.
     fn key(self, block: usize, threads: usize) -> u64 {
@@ -174,10 +175,10 @@ impl Options {
 }
 
 /// The signs and sizes of a step of coordinate descent: the v that minimises
-/// slope (v - at) + ½ bend (v - at)² + λ|v|.
-fn soft(at: f64, slope: f64, bend: f64, lambda: f64) -> f64 {
-    let free = at - slope / bend;
-    let room = lambda / bend;
+/// gradient (v - at) + ½ curvature (v - at)² + λ|v|.
+fn soft(at: f64, gradient: f64, curvature: f64, lambda: f64) -> f64 {
+    let free = at - gradient / curvature;
+    let room = lambda / curvature;
     if free > room {
         free - room
     } else if free < -room {
@@ -188,22 +189,22 @@ fn soft(at: f64, slope: f64, bend: f64, lambda: f64) -> f64 {
 }
 
 /// The component of the subgradient of least norm of q plus the penalty at `at`.
-fn least_subgradient(at: f64, slope: f64, lambda: f64) -> f64 {
+fn least_subgradient(at: f64, gradient: f64, lambda: f64) -> f64 {
     if at > 0.0 {
-        slope + lambda
+        gradient + lambda
     } else if at < 0.0 {
-        slope - lambda
+        gradient - lambda
     } else {
-        slope.signum() * (slope.abs() - lambda).max(0.0)
+        gradient.signum() * (gradient.abs() - lambda).max(0.0)
     }
 }
 
-/// slope step + λ (|to| - |from|), exact to its own rounding where no sign changes.
-fn change(from: f64, to: f64, step: f64, slope: f64, lambda: f64) -> f64 {
+/// gradient step + λ (|to| - |from|), exact to its own rounding where no sign changes.
+fn change(from: f64, to: f64, step: f64, gradient: f64, lambda: f64) -> f64 {
     if from * to >= 0.0 {
         let sign = if from + to < 0.0 { -1.0 } else { 1.0 };
-        step * (slope + lambda * sign)
+        step * (gradient + lambda * sign)
     } else {
-        step * slope + lambda * (to.abs() - from.abs())
+        step * gradient + lambda * (to.abs() - from.abs())
     }
 }

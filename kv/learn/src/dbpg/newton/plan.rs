@@ -38,12 +38,12 @@ impl Plan {
     }
 
     /// v, from the servers.
-    pub(super) fn place(&self, servers: &mut Worker, open: Open) -> caravan_kv::Result<Vec<f64>> {
-        let rows = rows(Kind::Place, servers.servers(), 0..self.ends.len());
-        let places = task::pull(servers, open.blocks, NOW, &rows)?;
+    pub(super) fn iterate(&self, servers: &mut Worker, open: Open) -> caravan_kv::Result<Vec<f64>> {
+        let rows = rows(Kind::Iterate, servers.servers(), 0..self.ends.len());
+        let iterates = task::pull(servers, open.blocks, NOW, &rows)?;
         let mut all = vec![0.0; self.columns.len()];
-        for ((_, block), place) in rows.iter().zip(places) {
-            for (v, bits) in all[self.block(*block)].iter_mut().zip(place) {
+        for ((_, block), iterate) in rows.iter().zip(iterates) {
+            for (v, bits) in all[self.block(*block)].iter_mut().zip(iterate) {
                 *v = f64::from_bits(bits as u64);
             }
         }
@@ -61,7 +61,7 @@ impl Plan {
     ) -> caravan_kv::Result<u64> {
         let clock = clock + 1;
         let bits: Vec<i64> = to.iter().map(|number| number.to_bits() as i64).collect();
-        for kind in [Kind::Way, Kind::Place] {
+        for kind in [Kind::Direction, Kind::Iterate] {
             self.push(servers, open, clock, kind, 1, &bits)?;
         }
         ask(cluster, &Order::Move { clock })?;

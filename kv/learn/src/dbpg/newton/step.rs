@@ -5,12 +5,12 @@
 use std::collections::BTreeMap;
 
 use caravan_kv::{Cluster, Worker};
-use caravan_van::draws::Random;
 use caravan_van::KeyRange;
+use caravan_van::draws::Random;
 
+use super::active_set::{self, RIDGE_BEGIN};
 use super::blocks::{self, Stepped, Units};
 use super::bound;
-use super::face::{self, RIDGE_BEGIN};
 use super::plan::Plan;
 use super::scores::{self, Column, Selected};
 use super::task::{self, NOW, Order, of_rows, rows};
@@ -30,42 +30,52 @@ const OTHERS_MIN: usize = 1000;
 const SWEEPS_MAX: usize = 15;
 
 /// A sweep crawls if it gains less than this share of what was gained so far, or of what the last
-/// step on the face has gained.
+/// step on the active set has gained.
 const CRAWLS: f64 = 0.1;
 
 /// How exactly an outer step's model is minimised.
 struct Effort {
     /// Until Σ s² / h is this share of what it was.
     distance_end: f64,
-    /// Least sweeps before a step on the face, and most steps there.
+    /// Least sweeps before a step on the active set, and most steps there.
     sweeps: usize,
-    faces_max: usize,
-    face: face::Effort,
+    active_steps_max: usize,
+    active_set: active_set::Effort,
 }
 
 /// Far from the optimum, where the model is soon another one.
 const FROM_AFAR: Effort = Effort {
     distance_end: 0.09,
     sweeps: 2,
-    faces_max: 3,
-    face: face::Effort { residual_end: 0.05, gain_end: 0.2, products_max: 60, rounds_max: 1 },
+    active_steps_max: 3,
+    active_set: active_set::Effort {
+        residual_end: 0.05,
+        gain_end: 0.2,
+        products_max: 60,
+        rounds_max: 1,
+    },
 };
 
 /// Once a step has lowered F by less than the share [`NEAR`]: then the model is nearly exact.
 const IN_THE_END: Effort = Effort {
     distance_end: 1e-3,
     sweeps: 1,
-    faces_max: 10,
-    face: face::Effort { residual_end: 1e-3, gain_end: 0.02, products_max: 300, rounds_max: 10 },
+    active_steps_max: 10,
+    active_set: active_set::Effort {
+        residual_end: 1e-3,
+        gain_end: 0.02,
+        products_max: 300,
+        rounds_max: 10,
+    },
 };
 const NEAR: f64 = 1e-5;
 
-/// A relative decrease of F from which on a crawling sweep leads to the face, and not to the next
+/// A relative decrease of F from which on a crawling sweep leads to the active set, not to the next
 /// outer step.
-const FACE_FROM: f64 = 0.02;
+const ACTIVE_FROM: f64 = 0.02;
 
-/// Armijo's constant, and the shares of the way that are tried after all of it.
-const SLOPE_SHARE: f64 = 1e-4;
+/// Armijo's constant, and the shares of a step that are tried after the whole one.
+const ARMIJO: f64 = 1e-4;
 const SHARES: [f64; 10] =
     [0.5, 0.25, 0.125, 0.0625, 1.0 / 32.0, 1.0 / 64.0, 1.0 / 256.0, 1.0 / 1024.0, 1e-4, 1e-5];
 
@@ -88,7 +98,7 @@ const BOUND_FROM: f64 = 1e-2;
 /// Largest sum of integers.
 const SUM_MAX: f64 = 9_223_372_036_854_775_807.0; // 2^63
 
-/// How far rows' slopes in the model may be above those of the loss, as a power of 2.
+/// How far rows' gradients in the model may be above those of the loss, as a power of 2.
 const HEADROOM_BITS: i32 = 8;
 
 /// The method for one table of weights.
@@ -102,8 +112,8 @@ pub(crate) struct Newton {
     measured: u64,
     softness: f64,
     ridge: f64,
-    /// What the last step on the face has gained.
-    faced: f64,
+    /// What the last step on the active set has gained.
+    active_gain: f64,
     relative: f64,
     stalled: usize,
     /// The weights that are not 0.
@@ -165,7 +175,7 @@ impl Newton {
             measured: 0,
             softness: 1.0,
             ridge: RIDGE_BEGIN,
-            faced: 0.0,
+            active_gain: 0.0,
             relative: 1.0,
             stalled: 0,
             weights: BTreeMap::new(),
@@ -284,8 +294,8 @@ impl Newton {
     /// Scales of sums of gradients and curvatures.
     fn scales(&self) -> [Scale; 2] {
         let Data { rows, largest, row_weight, .. } = self.data;
-        let slope = row_weight * largest;
-        [Scale::new(rows, slope), Scale::new(rows, 0.25 * slope * largest)]
+        let gradient = row_weight * largest;
+        [Scale::new(rows, gradient), Scale::new(rows, 0.25 * gradient * largest)]
     }
 
     fn measure(
@@ -360,7 +370,7 @@ impl Newton {
         Ok(entropy - excess)
     }
 
-    /// F's loss at shares of the way to v.
+    /// F's loss at shares of the direction to v.
     fn losses(&self, cluster: &mut Cluster, shares: &[f64]) -> caravan_kv::Result<Vec<f64>> {
         let all = ask(cluster, &Order::Losses { shares: shares.to_vec() })?;
         let at = |at: usize| all.iter().map(|sums| sums[at]).sum::<Whole>().number();
@@ -380,12 +390,12 @@ impl Newton {
             self.soften(0.0);
             return Ok(objective);
         }
-        let to = plan.place(servers, self.open)?;
-        let mut slope = 0.0;
+        let to = plan.iterate(servers, self.open)?;
+        let mut gradient = 0.0;
         for (k, (column, to)) in plan.columns.iter().zip(&to).enumerate() {
             let lambda = plan.penalties(k).lambda;
-            slope += column.gradient * (to - column.weight);
-            slope += lambda * (to.abs() - column.weight.abs());
+            gradient += column.gradient * (to - column.weight);
+            gradient += lambda * (to.abs() - column.weight.abs());
         }
         let at = |share: f64| {
             plan.columns.iter().zip(&to).map(move |(column, to)| {
@@ -396,7 +406,7 @@ impl Newton {
         let penalty =
             |share: f64| at(share).map(|(key, weight)| self.penalties(key).of(weight)).sum::<f64>();
         let falls = |share: f64, value: f64| {
-            value <= objective + SLOPE_SHARE * share * slope.min(0.0) + ROUNDING * objective
+            value <= objective + ARMIJO * share * gradient.min(0.0) + ROUNDING * objective
         };
         let full = self.losses(cluster, &[1.0])?[0] + penalty(1.0);
         let mut taken = Some((1.0, full)).filter(|_| falls(1.0, full) && full.is_finite());
@@ -421,7 +431,7 @@ impl Newton {
         Ok(value)
     }
 
-    /// Sets θ after a step of this share of the way.
+    /// Sets θ after a step of this share of the direction.
     fn soften(&mut self, share: f64) {
         self.softness = match share {
             1.0 if self.softness / 4.0 < SOFTNESS_MIN => 0.0,
@@ -487,31 +497,39 @@ impl Newton {
         let first: f64 = distances.sum();
         let effort = if self.relative < NEAR { &IN_THE_END } else { &FROM_AFAR };
         let mut gained = 0.0;
-        let mut since_face = 0;
-        let mut faces = 0;
+        let mut since_active_step = 0;
+        let mut active_sets = 0;
         for _ in 0..SWEEPS_MAX {
             let Some((distance, gain)) = self.sweep(cluster, servers, plan)? else {
                 return Ok(false);
             };
             gained += gain;
-            since_face += 1;
+            since_active_step += 1;
             if distance <= effort.distance_end * first {
                 break;
             }
-            let crawls = gain < CRAWLS * gained.max(self.faced) && since_face >= effort.sweeps;
-            if !crawls || self.relative >= FACE_FROM {
+            let crawls =
+                gain < CRAWLS * gained.max(self.active_gain) && since_active_step >= effort.sweeps;
+            if !crawls || self.relative >= ACTIVE_FROM {
                 continue;
             }
-            if faces == effort.faces_max {
+            if active_sets == effort.active_steps_max {
                 break;
             }
             let open = self.open;
-            let begin = face::Begin { ridge: self.ridge, effort: effort.face, clock: self.clock };
-            let Some(faced) = face::run(cluster, servers, open, plan, begin)? else { continue };
-            gained += faced.gain;
-            (self.faced, self.ridge, self.clock) = (faced.gain, faced.ridge, faced.clock);
-            since_face = 0;
-            faces += 1;
+            let begin = active_set::Begin {
+                ridge: self.ridge,
+                effort: effort.active_set,
+                clock: self.clock,
+            };
+            let Some(moved_active) = active_set::run(cluster, servers, open, plan, begin)? else {
+                continue;
+            };
+            gained += moved_active.gain;
+            (self.active_gain, self.ridge, self.clock) =
+                (moved_active.gain, moved_active.ridge, moved_active.clock);
+            since_active_step = 0;
+            active_sets += 1;
         }
         Ok(true)
     }

@@ -29,23 +29,23 @@ pub(crate) enum Order {
     /// Gather these many blocks, as the servers have them, and push their Hessians.
     Plan { blocks: usize, free: Option<u64>, scale: Scale, largest: f64, units: Units },
     /// Visit the blocks in this order, in tasks from `first` on. Answered with the sum of the rows'
-    /// slopes then, which is infinite if sums have left their range.
+    /// gradients then, which is infinite if sums have left their range.
     Sweep { first: u64, blocks: Vec<usize> },
-    /// Push the gradient on the face in task `first`; then multiply the direction of the next task
-    /// and push the product in the one after it, until a direction is empty.
+    /// Push the gradient on the active set in task `first`; then multiply the direction of the next
+    /// task and push the product in the one after it, until a direction is empty.
     Multiply { first: u64 },
     /// Move to the v of this task.
     Move { clock: u64 },
-    /// The losses at these shares of the way to v. Answered with a [`Whole`] each.
+    /// The losses at these shares of the direction to v. Answered with a [`Whole`] each.
     Losses { shares: Vec<f64> },
-    /// Go this share of the way to v.
+    /// Go this share of the direction to v.
     Take { share: f64 },
 }
 
 /// The method at a worker.
 pub(crate) struct Task {
     open: Open,
-    bends: Vec<f64>,
+    curvatures: Vec<f64>,
     working: Working,
     /// Buffers of lists, one a thread.
     lists: Vec<Lists>,
@@ -76,7 +76,7 @@ impl Task {
     ) -> caravan_kv::Result<Task> {
         Ok(Task {
             open: tables.create(&mut node.worker)?,
-            bends: Vec::new(),
+            curvatures: Vec::new(),
             working: Working::default(),
             lists: Vec::new(),
             budget,
@@ -130,7 +130,8 @@ impl Run<'_> {
         let began = self.node.worker.now();
         let labels = self.state.labels();
         let rows = labels.iter().zip(self.state.margins());
-        self.task.bends = rows.map(|(label, margin)| bend(label.abs(), margin, softness)).collect();
+        self.task.curvatures =
+            rows.map(|(label, margin)| curvature(label.abs(), margin, softness)).collect();
         let columns = &self.data.columns;
         let sums = self.sums_of_all(scales).map_err(caravan_kv::Error::Config)?;
         self.task.columns_computed += sums.len();
@@ -147,17 +148,17 @@ impl Run<'_> {
     /// The sums of gradient and curvature of all columns.
     fn sums_of_all(&mut self, scales: [Scale; 2]) -> Result<Vec<[i64; 2]>, String> {
         let Run { data, state, task, .. } = self;
-        let slopes = |rows: Range<usize>| -> Vec<[f64; 2]> {
+        let gradients = |rows: Range<usize>| -> Vec<[f64; 2]> {
             let pulls = state.pulls(rows.clone());
-            pulls.zip(&task.bends[rows]).map(|(pull, bend)| [pull, *bend]).collect()
+            pulls.zip(&task.curvatures[rows]).map(|(pull, curvature)| [pull, *curvature]).collect()
         };
         let Some(disk) = &data.disk else {
-            let rows = slopes(0..state.labels().len());
+            let rows = gradients(0..state.labels().len());
             return Ok(sums(&data.columns, &rows, scales, &data.pool));
         };
         let bytes = disk.sums_bytes(&data.pool);
         task.budget.iter_mut().try_for_each(|budget| budget.borrow("sums of columns", bytes))?;
-        disk.sums(slopes, scales, &data.pool)
+        disk.sums(gradients, scales, &data.pool)
     }
 
     fn dual(&mut self, positive: f64, negative: f64) -> caravan_kv::Result<Vec<Whole>> {
@@ -237,7 +238,7 @@ impl Run<'_> {
             budget.borrow(&what, bytes + disk.block_bytes())?;
         }
         let pulls = state.pulls(0..state.labels().len()).collect();
-        let mut working = Working::new(all, ones, pulls, &task.bends, scale, largest);
+        let mut working = Working::new(all, ones, pulls, &task.curvatures, scale, largest);
         data.for_each_part(&wanted, |rows, columns, at| working.gather(rows.len(), columns, at))?;
         task.working = working;
         Ok(())
@@ -246,7 +247,7 @@ impl Run<'_> {
     fn sweep(&mut self, first: u64, blocks: &[usize]) -> caravan_kv::Result<()> {
         let threads = self.node.worker.servers();
         let began = self.node.worker.now();
-        self.task.working.derive_slopes();
+        self.task.working.derive_gradients();
         self.spent(began, Duration::ZERO)?;
         for (clock, &block) in (first..).zip(blocks) {
             let columns: Vec<usize> = self.task.working.block(block).collect();
@@ -264,23 +265,24 @@ impl Run<'_> {
 
     fn multiply(&mut self, first: u64) -> caravan_kv::Result<()> {
         let working = &mut self.task.working;
-        working.derive_slopes();
-        let faces: Vec<Vec<usize>> = (0..working.ends.len())
-            .map(|block| working.block(block).filter(|&k| working.is_on_face(k)).collect())
+        working.derive_gradients();
+        let active_sets: Vec<Vec<usize>> = (0..working.ends.len())
+            .map(|block| working.block(block).filter(|&k| working.is_active(k)).collect())
             .collect();
         let threads = self.node.worker.servers();
-        let on_face = || (0..faces.len()).filter(|&block| !faces[block].is_empty());
-        let ways = rows(Kind::Way, threads, on_face());
-        let sums = rows(Kind::Sum, threads, on_face());
-        let summed: Vec<usize> = sums.iter().flat_map(|(_, block)| faces[*block].clone()).collect();
+        let active = || (0..active_sets.len()).filter(|&block| !active_sets[block].is_empty());
+        let directions = rows(Kind::Direction, threads, active());
+        let sums = rows(Kind::Sum, threads, active());
+        let summed: Vec<usize> =
+            sums.iter().flat_map(|(_, block)| active_sets[*block].clone()).collect();
         for clock in (first..).step_by(2) {
             self.task.rounds += 1;
             let values = self.sums(&summed)?;
-            let (keys, lengths) = of_rows(&sums, |block| faces[block].len());
+            let (keys, lengths) = of_rows(&sums, |block| active_sets[block].len());
             let worker = &mut self.node.worker;
             worker.set_clock(clock);
             let pushed = worker.push_varying(self.task.open.blocks, &keys, &lengths, &values)?;
-            let direction = self.pull(clock + 1, &ways)?;
+            let direction = self.pull(clock + 1, &directions)?;
             self.node.worker.wait(pushed)?;
             if direction.iter().all(Vec::is_empty) {
                 break;
@@ -301,17 +303,18 @@ impl Run<'_> {
 
     fn follow(&mut self, clock: u64) -> caravan_kv::Result<()> {
         let blocks = 0..self.task.working.ends.len();
-        let ways = rows(Kind::Way, self.node.worker.servers(), blocks);
-        let to = self.pull(clock, &ways)?;
+        let directions = rows(Kind::Direction, self.node.worker.servers(), blocks);
+        let to = self.pull(clock, &directions)?;
         let began = self.node.worker.now();
         // In the order of blocks, however many servers have them: sums within a row are rounded.
-        let mut to: Vec<(usize, Vec<i64>)> = ways.iter().map(|(_, block)| *block).zip(to).collect();
+        let mut to: Vec<(usize, Vec<i64>)> =
+            directions.iter().map(|(_, block)| *block).zip(to).collect();
         to.sort_unstable_by_key(|(block, _)| *block);
         for (block, to) in to {
             let columns: Vec<usize> = self.task.working.block(block).collect();
             self.go(&columns, &to);
         }
-        self.task.working.derive_slopes();
+        self.task.working.derive_gradients();
         self.spent(began, Duration::ZERO)
     }
 
@@ -331,10 +334,10 @@ impl Run<'_> {
     fn loss_at(&self, share: f64) -> Whole {
         let rows = self.state.labels().iter().zip(self.state.margins());
         // Without a working set nothing moves.
-        let ways = self.task.working.ways().chain(std::iter::repeat(0.0));
+        let directions = self.task.working.directions().chain(std::iter::repeat(0.0));
         let mut sum = Whole::default();
-        for ((label, margin), way) in rows.zip(ways) {
-            sum.add(label.abs() * log_loss(margin + share * label.signum() * way));
+        for ((label, margin), direction) in rows.zip(directions) {
+            sum.add(label.abs() * log_loss(margin + share * label.signum() * direction));
         }
         sum
     }
@@ -342,12 +345,12 @@ impl Run<'_> {
     fn take(&mut self, share: f64) -> caravan_kv::Result<()> {
         let began = self.node.worker.now();
         let working = &self.task.working;
-        let columns = working.columns.iter().zip(working.from.iter().zip(&working.place));
+        let columns = working.columns.iter().zip(working.from.iter().zip(&working.iterate));
         let to = columns.filter_map(|(column, (from, to))| {
             let weight = if share == 1.0 { *to } else { from + share * (to - from) };
             Some((column.map(|j| j as usize)?, weight))
         });
-        self.state.shift(working.ways(), share, to);
+        self.state.shift(working.directions(), share, to);
         self.spent(began, Duration::ZERO)
     }
 
@@ -434,7 +437,7 @@ pub(super) fn pull(
 }
 
 /// D_i of a row of weight `weight`.
-fn bend(weight: f64, margin: f64, softness: f64) -> f64 {
+fn curvature(weight: f64, margin: f64, softness: f64) -> f64 {
     let size = margin.abs();
     let wrong = wrong_probability(size);
     let newton = wrong * (1.0 - wrong);
@@ -463,7 +466,8 @@ fn sums(columns: &Columns, rows: &[[f64; 2]], scales: [Scale; 2], pool: &Pool) -
         rest = others;
         (std::mem::replace(&mut begin, end), own)
     });
-    let scaled = rows.iter().map(|[pull, bend]| [scales[0].up * pull, scales[1].up * bend]);
+    let scaled =
+        rows.iter().map(|[pull, curvature]| [scales[0].up * pull, scales[1].up * curvature]);
     let scaled: Vec<[f64; 2]> = scaled.collect();
     let ones: Vec<[i64; 2]> = match columns.has_values() {
         true => Vec::new(),

@@ -1,7 +1,7 @@
 //! A worker's rows on the columns of the working set.
 //!
 //! Places of entries take 16 bits: rows are cut into tiles of 2^16, each with its part of every
-//! column. Rows of a tile are an array of exactly that many, so no place needs a check.
+//! column. Rows of a tile are an array of exactly that many, so no index needs a check.
 //! Threads divide columns for sums over rows, whose terms are integers (`fixed`), and tiles for
 //! sums within a row, which come in the order of the columns: results are the same to the bit for
 //! any number of threads.
@@ -20,9 +20,9 @@ const TILE: usize = BLOCK_ROWS;
 #[derive(Debug, Clone, Copy, Default)]
 struct Row {
     /// D_i.
-    bend: f64,
+    curvature: f64,
     /// Xd_i.
-    way: f64,
+    direction: f64,
 }
 
 /// The working set at one worker.
@@ -31,7 +31,7 @@ pub(super) struct Working {
     /// This worker's column of each, if it has one: `[n]`, block after block.
     pub(super) columns: Vec<Option<u32>>,
     /// v: `[n]`.
-    pub(super) place: Vec<f64>,
+    pub(super) iterate: Vec<f64>,
     /// Where v began: `[n]`.
     pub(super) from: Vec<f64>,
     /// The column without a penalty.
@@ -45,17 +45,17 @@ pub(super) struct Working {
     tiles: Vec<Tile>,
     /// Whether all values are 1.
     ones: bool,
-    /// `[tiles * TILE]`, like `slopes`.
+    /// `[tiles * TILE]`, like `gradients`.
     rows: Vec<Row>,
     /// p_i + D_i Xd_i as an integer, of columns of ones; else as a number's bits.
-    slopes: Vec<i64>,
+    gradients: Vec<i64>,
     /// -y_i c_i σ(-m_i).
     pulls: Vec<f64>,
     scale: Option<Scale>,
     /// Largest D_i.
-    bend_max: f64,
+    curvature_max: f64,
     /// Largest |p_i + D_i Xd_i| of which a term still fits an integer.
-    slope_max: f64,
+    gradient_max: f64,
     /// Whether one did not.
     beyond: bool,
 }
@@ -65,7 +65,7 @@ pub(super) struct Working {
 struct Tile {
     /// Where those of each column end: `[n]`.
     ends: Vec<u32>,
-    places: Vec<u16>,
+    positions: Vec<u16>,
     /// `None` if all are 1.
     values: Option<Vec<f64>>,
 }
@@ -77,11 +77,11 @@ impl Tile {
         end(columns.start) as usize..end(columns.end) as usize
     }
 
-    /// The places of a column, and its values.
+    /// The positions of a column, and its values.
     #[inline(always)]
     fn column(&self, k: usize) -> (&[u16], Option<&[f64]>) {
         let run = self.run(k..k + 1);
-        (&self.places[run.clone()], self.values.as_ref().map(|values| &values[run]))
+        (&self.positions[run.clone()], self.values.as_ref().map(|values| &values[run]))
     }
 }
 
@@ -96,13 +96,13 @@ pub(super) struct Planned {
 }
 
 impl Working {
-    /// The columns of the blocks, for the slopes and curvatures of rows; their entries are gathered
-    /// next. All columns of all workers are of ones, or none is treated as such.
+    /// The columns of the blocks, for the gradients and curvatures of rows; their entries are
+    /// gathered next. All columns of all workers are of ones, or none is treated as such.
     pub(super) fn new(
         blocks: &[Vec<Planned>],
         ones: bool,
         pulls: Vec<f64>,
-        bends: &[f64],
+        curvatures: &[f64],
         scale: Scale,
         largest: f64,
     ) -> Self {
@@ -110,7 +110,7 @@ impl Working {
         let all = || blocks.iter().flatten();
         let mut working = Working {
             columns: all().map(|planned| planned.column).collect(),
-            place: all().map(|planned| planned.weight).collect(),
+            iterate: all().map(|planned| planned.weight).collect(),
             from: all().map(|planned| planned.weight).collect(),
             free: all().position(|planned| planned.is_free),
             curvatures: all().map(|planned| planned.curvature).collect(),
@@ -125,17 +125,17 @@ impl Working {
             tiles: Vec::with_capacity(tiles),
             ones,
             rows: vec![Row::default(); tiles * TILE],
-            slopes: vec![0; tiles * TILE],
+            gradients: vec![0; tiles * TILE],
             pulls,
             scale: Some(scale),
-            bend_max: bends.iter().fold(0.0, |most: f64, bend| most.max(*bend)),
-            slope_max: TERM_MAX * scale.down / largest,
+            curvature_max: curvatures.iter().fold(0.0, |most: f64, curvature| most.max(*curvature)),
+            gradient_max: TERM_MAX * scale.down / largest,
             beyond: false,
         };
-        for (row, &bend) in working.rows.iter_mut().zip(bends) {
-            row.bend = bend;
+        for (row, &curvature) in working.rows.iter_mut().zip(curvatures) {
+            row.curvature = curvature;
         }
-        working.derive_slopes();
+        working.derive_gradients();
         working
     }
 
@@ -144,7 +144,7 @@ impl Working {
     pub(super) fn gather(&mut self, rows: usize, columns: &Columns, at: &[Option<usize>]) {
         let mut begins = vec![0; at.len()];
         for tile in 1..=rows.div_ceil(TILE) {
-            let mut of = Tile { ends: Vec::new(), places: Vec::new(), values: None };
+            let mut of = Tile { ends: Vec::new(), positions: Vec::new(), values: None };
             let parts = at.iter().zip(&mut begins).map(|(at, begin)| {
                 let (rows, values) = at.map_or((&[][..], None), |at| columns.column(at));
                 let rest = &rows[*begin..];
@@ -155,15 +155,15 @@ impl Working {
             let parts: Vec<(&[u32], Option<&[f64]>)> = parts.collect();
             let nonzeros = parts.iter().map(|(rows, _)| rows.len()).sum();
             of.ends.reserve_exact(parts.len());
-            of.places.reserve_exact(nonzeros);
+            of.positions.reserve_exact(nonzeros);
             of.values = (!self.ones).then(|| Vec::with_capacity(nonzeros));
             for ((rows, values), entries) in parts.into_iter().zip(&mut self.entries) {
-                of.places.extend(rows.iter().map(|&row| row as u16));
-                of.ends.push(of.places.len() as u32);
+                of.positions.extend(rows.iter().map(|&row| row as u16));
+                of.ends.push(of.positions.len() as u32);
                 *entries += rows.len() as u32;
                 match (&mut of.values, values) {
                     (None, _) => {}
-                    (Some(own), None) => own.resize(of.places.len(), 1.0),
+                    (Some(own), None) => own.resize(of.positions.len(), 1.0),
                     (Some(own), Some(values)) => own.extend_from_slice(values),
                 }
             }
@@ -198,24 +198,25 @@ impl Working {
         begin..self.ends[block]
     }
 
-    /// Whether a column is on the face.
-    pub(super) fn is_on_face(&self, k: usize) -> bool {
-        self.place[k] != 0.0 || self.free == Some(k)
+    /// Whether a column is on the active set.
+    pub(super) fn is_active(&self, k: usize) -> bool {
+        self.iterate[k] != 0.0 || self.free == Some(k)
     }
 
     fn scale(&self) -> Scale {
         self.scale.expect("it is set with the columns")
     }
 
-    /// Computes the rows' slopes from the steps so far, which removes the rounding of all changes.
-    pub(super) fn derive_slopes(&mut self) {
+    /// Computes the rows' gradients from the steps so far, which removes the rounding of all
+    /// changes.
+    pub(super) fn derive_gradients(&mut self) {
         let (scale, ones) = (self.scale(), self.ones);
         let rows = self.rows.iter().zip(&self.pulls);
-        let slopes = rows.map(|(row, pull)| pull + row.bend * row.way);
-        let (slope_max, mut fits) = (self.slope_max, true);
-        for (own, slope) in self.slopes.iter_mut().zip(slopes) {
-            fits &= slope.abs() <= slope_max;
-            *own = if ones { scale.to(slope) } else { slope.to_bits() as i64 };
+        let gradients = rows.map(|(row, pull)| pull + row.curvature * row.direction);
+        let (gradient_max, mut fits) = (self.gradient_max, true);
+        for (own, gradient) in self.gradients.iter_mut().zip(gradients) {
+            fits &= gradient.abs() <= gradient_max;
+            *own = if ones { scale.to(gradient) } else { gradient.to_bits() as i64 };
         }
         self.beyond |= !fits;
     }
@@ -228,7 +229,7 @@ impl Working {
         }
         let mut sum = Whole::default();
         let rows = self.rows.iter().zip(&self.pulls);
-        rows.for_each(|(row, pull)| sum.add((pull + row.bend * row.way).abs()));
+        rows.for_each(|(row, pull)| sum.add((pull + row.curvature * row.direction).abs()));
         sum
     }
 
@@ -237,15 +238,15 @@ impl Working {
         self.entries[k] as usize
     }
 
-    /// Σ over rows of columns' values times `slopes`, as integers: `[columns]`.
+    /// Σ over rows of columns' values times `gradients`, as integers: `[columns]`.
     pub(super) fn sums(&self, columns: &[usize], pool: &Pool) -> Vec<i64> {
         let entries = columns.iter().map(|&k| self.entries(k)).sum();
         let part = columns.len().div_ceil(pool.threads_for(entries)).max(1);
         let mut sums = vec![0_i64; columns.len()];
         pool.share(sums.chunks_mut(part).zip(columns.chunks(part)), |(sums, columns)| {
-            for (tile, slopes) in self.tiles.iter().zip(self.slopes.as_chunks::<TILE>().0) {
+            for (tile, gradients) in self.tiles.iter().zip(self.gradients.as_chunks::<TILE>().0) {
                 for (sum, &k) in sums.iter_mut().zip(columns) {
-                    *sum = sum.wrapping_add(self.sum(k, tile, slopes));
+                    *sum = sum.wrapping_add(self.sum(k, tile, gradients));
                 }
             }
         });
@@ -254,28 +255,27 @@ impl Working {
 
     /// A column's sum over the rows of a tile.
     #[inline(always)]
-    fn sum(&self, k: usize, tile: &Tile, slopes: &[i64; TILE]) -> i64 {
-        let (places, values) = tile.column(k);
+    fn sum(&self, k: usize, tile: &Tile, gradients: &[i64; TILE]) -> i64 {
+        let (positions, values) = tile.column(k);
         match values {
             None => {
                 let mut sums = [0_i64; 4];
-                let (chunks, rest) = places.as_chunks::<4>();
+                let (chunks, rest) = positions.as_chunks::<4>();
                 for chunk in chunks {
-                    for (sum, &place) in sums.iter_mut().zip(chunk) {
-                        *sum = sum.wrapping_add(slopes[place as usize]);
+                    for (sum, &position) in sums.iter_mut().zip(chunk) {
+                        *sum = sum.wrapping_add(gradients[position as usize]);
                     }
                 }
-                for &place in rest {
-                    sums[0] = sums[0].wrapping_add(slopes[place as usize]);
+                for &position in rest {
+                    sums[0] = sums[0].wrapping_add(gradients[position as usize]);
                 }
                 sums.into_iter().fold(0, i64::wrapping_add)
             }
             Some(values) => {
                 let scale = self.scale();
-                let terms = places
-                    .iter()
-                    .zip(values)
-                    .map(|(&place, x)| scale.to(f64::from_bits(slopes[place as usize] as u64) * x));
+                let terms = positions.iter().zip(values).map(|(&position, x)| {
+                    scale.to(f64::from_bits(gradients[position as usize] as u64) * x)
+                });
                 terms.fold(0, i64::wrapping_add)
             }
         }
@@ -284,39 +284,40 @@ impl Working {
     /// Moves v of columns to numbers, which are then the servers' to the bit, and the rows with it.
     /// Returns the number of entries of columns that moved.
     pub(super) fn go(&mut self, to: impl Iterator<Item = (usize, f64)>, pool: &Pool) -> usize {
-        let moved = to.filter(|&(k, to)| to != self.place[k]).collect::<Vec<_>>();
+        let moved = to.filter(|&(k, to)| to != self.iterate[k]).collect::<Vec<_>>();
         let steps: Vec<(usize, f64)> = moved
             .into_iter()
-            .map(|(k, to)| (k, to - std::mem::replace(&mut self.place[k], to)))
+            .map(|(k, to)| (k, to - std::mem::replace(&mut self.iterate[k], to)))
             .collect();
         let entries = steps.iter().map(|&(k, _)| self.entries(k)).sum();
         let scale = self.scale();
-        let slope_max = self.slope_max;
+        let gradient_max = self.gradient_max;
         let longest = steps.iter().fold(0.0, |most: f64, (_, step)| most.max(step.abs()));
-        let size = longest * self.bend_max;
-        self.beyond |= size.is_nan() || size > slope_max;
-        self.on_tiles(entries, pool, |tile, rows, slopes| {
+        let size = longest * self.curvature_max;
+        self.beyond |= size.is_nan() || size > gradient_max;
+        self.on_tiles(entries, pool, |tile, rows, gradients| {
             let mut fits = true;
             for &(k, step) in &steps {
-                let (places, values) = tile.column(k);
+                let (positions, values) = tile.column(k);
                 match values {
                     None => {
                         let scaled = step * scale.up;
-                        for &place in places {
-                            let row = &mut rows[place as usize];
-                            row.way += step;
-                            let slope = &mut slopes[place as usize];
-                            *slope = slope.wrapping_add(integer(row.bend * scaled));
+                        for &position in positions {
+                            let row = &mut rows[position as usize];
+                            row.direction += step;
+                            let gradient = &mut gradients[position as usize];
+                            *gradient = gradient.wrapping_add(integer(row.curvature * scaled));
                         }
                     }
                     Some(values) => {
-                        for (&place, x) in places.iter().zip(values) {
-                            let row = &mut rows[place as usize];
-                            row.way += step * x;
-                            let slope = &mut slopes[place as usize];
-                            let moved = f64::from_bits(*slope as u64) + row.bend * (step * x);
-                            fits &= moved.abs() <= slope_max;
-                            *slope = moved.to_bits() as i64;
+                        for (&position, x) in positions.iter().zip(values) {
+                            let row = &mut rows[position as usize];
+                            row.direction += step * x;
+                            let gradient = &mut gradients[position as usize];
+                            let moved =
+                                f64::from_bits(*gradient as u64) + row.curvature * (step * x);
+                            fits &= moved.abs() <= gradient_max;
+                            *gradient = moved.to_bits() as i64;
                         }
                     }
                 }
@@ -326,32 +327,33 @@ impl Working {
         entries
     }
 
-    /// Sets the rows' slopes to those of XᵀDX times a direction: the share of each of some columns.
+    /// Sets the rows' gradients to those of XᵀDX times a direction: the share of each of some
+    /// columns.
     pub(super) fn multiply(&mut self, direction: &[(usize, f64)], pool: &Pool) {
         let entries = direction.iter().map(|&(k, _)| self.entries(k)).sum();
         let scale = self.scale();
-        let slope_max = self.slope_max;
-        self.on_tiles(entries, pool, |tile, rows, slopes| {
+        let gradient_max = self.gradient_max;
+        self.on_tiles(entries, pool, |tile, rows, gradients| {
             let mut fits = true;
-            slopes.fill(0); // the bits of 0.0
-            let mut add = |place: u16, share: f64| {
-                let way = &mut slopes[place as usize];
-                *way = (f64::from_bits(*way as u64) + share).to_bits() as i64;
+            gradients.fill(0); // the bits of 0.0
+            let mut add = |position: u16, share: f64| {
+                let direction = &mut gradients[position as usize];
+                *direction = (f64::from_bits(*direction as u64) + share).to_bits() as i64;
             };
             for &(k, share) in direction {
-                let (places, values) = tile.column(k);
+                let (positions, values) = tile.column(k);
                 match values {
-                    None => places.iter().for_each(|&place| add(place, share)),
+                    None => positions.iter().for_each(|&position| add(position, share)),
                     Some(values) => {
-                        let entries = places.iter().zip(values);
-                        entries.for_each(|(&place, x)| add(place, share * x));
+                        let entries = positions.iter().zip(values);
+                        entries.for_each(|(&position, x)| add(position, share * x));
                     }
                 }
             }
-            for (slope, row) in slopes.iter_mut().zip(rows) {
-                let product = row.bend * f64::from_bits(*slope as u64);
-                fits &= product.abs() <= slope_max;
-                *slope = match tile.values {
+            for (gradient, row) in gradients.iter_mut().zip(rows) {
+                let product = row.curvature * f64::from_bits(*gradient as u64);
+                fits &= product.abs() <= gradient_max;
+                *gradient = match tile.values {
                     None => scale.to(product),
                     Some(_) => product.to_bits() as i64,
                 };
@@ -360,23 +362,23 @@ impl Working {
         });
     }
 
-    /// Calls `work` on each tile, its rows and slopes, on as many threads as `entries` justify, and
-    /// notes whether it returns that all slopes fit.
+    /// Calls `work` on each tile, its rows and gradients, on as many threads as `entries` justify,
+    /// and notes whether it returns that all gradients fit.
     fn on_tiles(
         &mut self,
         entries: usize,
         pool: &Pool,
         work: impl Fn(&Tile, &mut [Row; TILE], &mut [i64; TILE]) -> bool + Sync,
     ) {
-        let Working { tiles, rows, slopes, beyond, .. } = self;
+        let Working { tiles, rows, gradients, beyond, .. } = self;
         let fits = AtomicBool::new(true);
         let rows = rows.as_chunks_mut::<TILE>().0;
-        let slopes = slopes.as_chunks_mut::<TILE>().0;
+        let gradients = gradients.as_chunks_mut::<TILE>().0;
         let part = tiles.len().div_ceil(pool.threads_for(entries)).max(1);
-        let parts = tiles.chunks(part).zip(rows.chunks_mut(part).zip(slopes.chunks_mut(part)));
-        pool.share(parts, |(tiles, (rows, slopes))| {
-            for (tile, (rows, slopes)) in tiles.iter().zip(rows.iter_mut().zip(slopes)) {
-                if !work(tile, rows, slopes) {
+        let parts = tiles.chunks(part).zip(rows.chunks_mut(part).zip(gradients.chunks_mut(part)));
+        pool.share(parts, |(tiles, (rows, gradients))| {
+            for (tile, (rows, gradients)) in tiles.iter().zip(rows.iter_mut().zip(gradients)) {
+                if !work(tile, rows, gradients) {
                     fits.store(false, Ordering::Relaxed);
                 }
             }
@@ -385,8 +387,8 @@ impl Working {
     }
 
     /// How far each row's score has moved: `[rows]`.
-    pub(super) fn ways(&self) -> impl Iterator<Item = f64> + Clone {
-        self.rows[..self.pulls.len()].iter().map(|row| row.way)
+    pub(super) fn directions(&self) -> impl Iterator<Item = f64> + Clone {
+        self.rows[..self.pulls.len()].iter().map(|row| row.direction)
     }
 
     /// This worker's part of a block's Hessian: the lower triangle row by row, in multiples of the
@@ -403,23 +405,24 @@ impl Working {
             for (row, &end) in rows.iter().zip(&lists.ends[..]) {
                 let run = std::mem::replace(&mut begin, end as usize)..end as usize;
                 let entries = &lists.columns[run.clone()];
-                let bend = row.bend * units.of_all();
+                let curvature = row.curvature * units.of_all();
                 let line = |at: u16| triangle(at.into())..triangle(usize::from(at) + 1);
                 if tile.values.is_none() {
-                    let bend = (bend + 0.5) as i32;
+                    let curvature = (curvature + 0.5) as i32;
                     for (last, &at) in entries.iter().enumerate() {
                         let line = &mut lines[line(at)];
                         for &other in &entries[..=last] {
-                            line[usize::from(other)] = line[usize::from(other)].wrapping_add(bend);
+                            line[usize::from(other)] =
+                                line[usize::from(other)].wrapping_add(curvature);
                         }
                     }
                 } else {
                     let values = &lists.values[run];
                     for (last, (&at, &x)) in entries.iter().zip(values).enumerate() {
-                        let (line, bend) = (&mut lines[line(at)], bend * f64::from(x));
+                        let (line, curvature) = (&mut lines[line(at)], curvature * f64::from(x));
                         for (&other, &x) in entries[..=last].iter().zip(values) {
                             let sum = &mut line[usize::from(other)];
-                            *sum = sum.wrapping_add(integer(bend * f64::from(x)) as i32);
+                            *sum = sum.wrapping_add(integer(curvature * f64::from(x)) as i32);
                         }
                     }
                 }
@@ -462,7 +465,7 @@ impl Lists {
         self.ends.clear();
         self.ends.resize(TILE, 0);
         let ends = &mut self.ends.as_chunks_mut::<TILE>().0[0];
-        tile.places[run.clone()].iter().for_each(|&place| ends[place as usize] += 1);
+        tile.positions[run.clone()].iter().for_each(|&position| ends[position as usize] += 1);
         let mut end = 0;
         for own in &mut ends[..rows] {
             end += std::mem::replace(own, end); // where the row begins, until its entries are there
@@ -470,10 +473,10 @@ impl Lists {
         self.columns.resize(run.len(), 0);
         self.values.resize(if tile.values.is_some() { run.len() } else { 0 }, 0.0);
         for (at, k) in block.enumerate() {
-            let (places, values) = tile.column(k);
+            let (positions, values) = tile.column(k);
             let factor = factor(at);
-            for (entry, &place) in places.iter().enumerate() {
-                let to = &mut ends[place as usize];
+            for (entry, &position) in positions.iter().enumerate() {
+                let to = &mut ends[position as usize];
                 self.columns[*to as usize] = at as u16;
                 if let Some(values) = values {
                     self.values[*to as usize] = (values[entry] * factor) as f32;
@@ -510,7 +513,7 @@ mod tests {
     /// Column `COLUMNS` of the working set is not at this worker.
     fn working(columns: &Columns, ones: bool) -> (Working, Vec<f64>, Vec<f64>) {
         let pulls = noise(ROWS, 1);
-        let bends: Vec<f64> = noise(ROWS, 2).iter().map(|x| 0.125 * (x + 1.0)).collect();
+        let curvatures: Vec<f64> = noise(ROWS, 2).iter().map(|x| 0.125 * (x + 1.0)).collect();
         let planned = |column: Option<u32>| Planned {
             column,
             weight: 0.5,
@@ -521,10 +524,10 @@ mod tests {
             (0..COLUMNS as u32).rev().map(Some).chain([None]).map(planned).collect();
         let blocks = [all[..5].to_vec(), all[5..].to_vec()];
         let scale = Scale::with_headroom(ROWS as u64, 1.0, 8);
-        let mut working = Working::new(&blocks, ones, pulls.clone(), &bends, scale, 8.0);
+        let mut working = Working::new(&blocks, ones, pulls.clone(), &curvatures, scale, 8.0);
         let at: Vec<Option<usize>> = (0..COLUMNS).rev().map(Some).chain([None]).collect();
         working.gather(ROWS, columns, &at);
-        (working, pulls, bends)
+        (working, pulls, curvatures)
     }
 
     /// Dense columns of the working set.
@@ -546,31 +549,33 @@ mod tests {
         for (values, threads) in [(false, 1), (false, 3), (true, 1), (true, 3)] {
             let columns = columns(values);
             let x = dense(&columns);
-            let (mut working, pulls, bends) = working(&columns, !values);
+            let (mut working, pulls, curvatures) = working(&columns, !values);
             let scale = working.scale();
             let all: Vec<usize> = (0..=COLUMNS).collect();
             let steps = [0.25, 0.0, -1.0, 0.5, 0.125, 0.0, 2.0, 0.5];
             let pool = Pool::new(NonZeroUsize::new(threads).expect("it is above 0"));
             let to = steps.iter().enumerate().map(|(k, step)| (k, 0.5 + step));
             working.go(to, &pool);
-            let way = |row: usize| (0..=COLUMNS).map(|k| x[k][row] * steps[k]).sum::<f64>();
+            let direction = |row: usize| (0..=COLUMNS).map(|k| x[k][row] * steps[k]).sum::<f64>();
             for derived in [false, true] {
                 if derived {
-                    working.derive_slopes();
+                    working.derive_gradients();
                 }
                 let sums = working.sums(&all, &pool);
                 for (k, sum) in sums.into_iter().enumerate() {
-                    let exact = dot(&x[k], |row| pulls[row] + bends[row] * way(row));
+                    let exact = dot(&x[k], |row| pulls[row] + curvatures[row] * direction(row));
                     let sum = scale.from(sum);
                     assert!((sum - exact).abs() < 1e-6, "{k}: {sum} {exact}");
-                    assert_eq!(working.place[k], 0.5 + steps[k]);
+                    assert_eq!(working.iterate[k], 0.5 + steps[k]);
                 }
             }
-            assert!(working.ways().enumerate().all(|(row, w)| (w - way(row)).abs() < 1e-12));
+            assert!(
+                working.directions().enumerate().all(|(row, w)| (w - direction(row)).abs() < 1e-12)
+            );
             let direction: Vec<(usize, f64)> = steps.into_iter().enumerate().collect();
             working.multiply(&direction, &pool);
             for ((k, sum), x) in working.sums(&all, &pool).into_iter().enumerate().zip(&x) {
-                let exact = dot(x, |row| bends[row] * way(row));
+                let exact = dot(x, |row| curvatures[row] * direction(row));
                 assert!((scale.from(sum) - exact).abs() < 1e-6, "{k}");
             }
         }
@@ -581,7 +586,7 @@ mod tests {
         for (values, units) in [(false, Units::of_ones(30_000.0)), (true, Units::Own)] {
             let columns = columns(values);
             let x = dense(&columns);
-            let (working, _, bends) = working(&columns, !values);
+            let (working, _, curvatures) = working(&columns, !values);
             let mut lists = Lists::default();
             for block in 0..2 {
                 let part = working.gram(block, units, &mut lists);
@@ -591,7 +596,7 @@ mod tests {
                 let factor = units.factor(3000.0) * units.factor(3000.0) * units.of_all();
                 for k in all.clone() {
                     for l in all.start..=k {
-                        let exact = dot(&x[k], |row| bends[row] * x[l][row]);
+                        let exact = dot(&x[k], |row| curvatures[row] * x[l][row]);
                         let entry = halves.next().map_or(f64::NAN, |half| f64::from(half) / factor);
                         let off = (entry - exact).abs() / 3000.0;
                         assert!(off < 1e-3, "{block} {k} {l}: {entry} {exact}");
@@ -611,7 +616,7 @@ mod tests {
         let pool = Pool::default();
         assert_eq!(working.go(std::iter::once((0, 2.0)), &pool), 0);
         working.multiply(&[(0, 1.0)], &pool);
-        assert_eq!((working.sums(&[0], &pool), working.is_on_face(0)), (vec![0], true));
+        assert_eq!((working.sums(&[0], &pool), working.is_active(0)), (vec![0], true));
         assert_eq!(working.gram(0, Units::Own, &mut Lists::default()), [0]);
     }
 }

@@ -8,8 +8,8 @@ use caravan_kv::{Cluster, Store, Table, TableSpec, ValueType, Worker};
 use caravan_van::KeyRange;
 
 use super::{Driver, ask_workers, failed};
-use crate::data::{self, SharedFiles};
 use crate::data::groups::{self, Group};
+use crate::data::{self, SharedFiles};
 use crate::dbpg::blocks::{self, KeyBlock};
 use crate::dbpg::filters::{self, Counted};
 use crate::dbpg::job::Job;

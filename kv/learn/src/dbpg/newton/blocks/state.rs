@@ -38,7 +38,7 @@ pub(super) fn write(blocks: &Blocks, image: &mut Writer<'_>) {
 /// The reason why it is none, or that there is no memory for it.
 pub(super) fn read(blocks: &mut Blocks, bytes: &[u8]) -> Result<(), String> {
     let mut image = Reader::of(bytes);
-    let most = place(image.number()?);
+    let most = index(image.number()?);
     blocks.charge(most.max(bytes.len()))?;
     blocks.busy = image.time()?;
     blocks.lambda = image.real()?;
@@ -52,13 +52,13 @@ pub(super) fn read(blocks: &mut Blocks, bytes: &[u8]) -> Result<(), String> {
         units => Units::Same(units),
     };
     blocks.clock = image.number()?;
-    blocks.sums = (image.number()?, place(image.number()?));
+    blocks.sums = (image.number()?, index(image.number()?));
     for _ in 0..image.count()? {
-        let block = place(image.number()?);
+        let block = index(image.number()?);
         blocks.stepped.push(Stepped { block, distance: image.real()?, gain: image.real()? });
     }
     for _ in 0..image.count()? {
-        let slot = place(image.number()?);
+        let slot = index(image.number()?);
         let block = Block::read(&mut image, blocks.workers)?;
         blocks.blocks.insert(slot, block);
     }
@@ -67,16 +67,17 @@ pub(super) fn read(blocks: &mut Blocks, bytes: &[u8]) -> Result<(), String> {
     image.end()
 }
 
-fn place(number: u64) -> usize {
+fn index(number: u64) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX)
 }
 
 impl Block {
     fn write(&self, image: &mut Writer<'_>) {
-        let Block { plan, penalties, place, curvatures, gram, entries, parts, sum, way } = self;
+        let Block { plan, penalties, iterate, curvatures, gram, entries, parts, sum, direction } =
+            self;
         image.list(plan);
         image.list(penalties.as_flattened());
-        image.list(place);
+        image.list(iterate);
         image.list(curvatures);
         image.list(gram);
         image.list(entries);
@@ -84,26 +85,26 @@ impl Block {
         image.number(sum.clock);
         image.number(sum.pushed as u64);
         image.list(&sum.numbers);
-        image.list(way);
+        image.list(direction);
     }
 
     fn read(image: &mut Reader<'_>, workers: usize) -> Result<Block, String> {
         let block = Block {
             plan: image.list()?,
             penalties: image::pairs(image.list()?)?,
-            place: image.list()?,
+            iterate: image.list()?,
             curvatures: image.list()?,
             gram: image.list()?,
             entries: image.list()?,
-            parts: place(image.number()?),
+            parts: index(image.number()?),
             sum: Sum {
                 clock: image.number()?,
-                pushed: place(image.number()?),
+                pushed: index(image.number()?),
                 numbers: image.list()?,
             },
-            way: image.list()?,
+            direction: image.list()?,
         };
-        let n = block.place.len();
+        let n = block.iterate.len();
         let entries = 2 * (n * (n + 1) / 2).div_ceil(2);
         let is_matrix = block.gram.len() == n * n && block.entries.is_empty();
         let is_sum = block.gram.is_empty() && block.entries.len() == entries;

@@ -1,5 +1,5 @@
-//! Conjugate gradients on the face { v ≠ 0 }: where blocks crawl, because directions that lower q
-//! need columns of many of them, this moves all non-zero weights at once.
+//! Conjugate gradients on the active set { v ≠ 0 }: where blocks crawl, because directions that
+//! lower q need columns of many of them, this moves all non-zero weights at once.
 //!
 //! With r the gradient of q and h the diagonal of its Hessian H, they solve
 //! (H + ρ diag h) x = -(r + λ sign v), preconditioned by the diagonal. ρ keeps steps short where H
@@ -51,28 +51,28 @@ pub(super) fn next_ridge(ridge: f64, share: f64) -> f64 {
     (ridge * factor).clamp(*RIDGE.start(), *RIDGE.end())
 }
 
-/// The columns of a face, and their numbers: `[face]`.
-struct Face {
+/// The columns of an active set, and their numbers: `[active]`.
+struct ActiveSet {
     /// Indices in the plan.
     columns: Vec<usize>,
     /// v.
-    place: Vec<f64>,
+    iterate: Vec<f64>,
     /// λ of each.
     lambda: Vec<f64>,
     l2: Vec<f64>,
     /// h.
-    bend: Vec<f64>,
+    curvature: Vec<f64>,
     /// Gradient of q.
-    slope: Vec<f64>,
+    gradient: Vec<f64>,
 }
 
 /// Products of the Hessian with directions, by the workers.
 struct Products<'a> {
     servers: &'a mut Worker,
     open: Open,
-    ways: Vec<(u64, usize)>,
+    directions: Vec<(u64, usize)>,
     sums: Vec<(u64, usize)>,
-    /// Where each block's columns of the face are.
+    /// Where each block's columns of the active set are.
     ranges: Vec<std::ops::Range<usize>>,
     scale: Scale,
     /// Largest |x_ij|.
@@ -90,7 +90,7 @@ impl Products<'_> {
             let own = &mut all[self.ranges[*block].clone()];
             if own.len() != part.len() {
                 return Err(caravan_kv::Error::Config(format!(
-                    "workers have {} columns of block {block} on the face, not {}",
+                    "workers have {} columns of block {block} on the active set, not {}",
                     part.len(),
                     own.len()
                 )));
@@ -121,8 +121,8 @@ impl Products<'_> {
         length: impl Fn(&std::ops::Range<usize>) -> usize,
     ) -> caravan_kv::Result<Timestamp> {
         self.clock += 1;
-        let (keys, lengths) = of_rows(&self.ways, |block| length(&self.ranges[block]));
-        let own = self.ways.iter().zip(&lengths);
+        let (keys, lengths) = of_rows(&self.directions, |block| length(&self.ranges[block]));
+        let own = self.directions.iter().zip(&lengths);
         let values: Vec<i64> = own
             .flat_map(|((_, block), length)| {
                 let begin = self.ranges[*block].start;
@@ -135,7 +135,7 @@ impl Products<'_> {
     }
 }
 
-/// Where a step on the face begins.
+/// Where a step on the active set begins.
 pub(super) struct Begin {
     pub(super) ridge: f64,
     pub(super) effort: Effort,
@@ -143,7 +143,7 @@ pub(super) struct Begin {
     pub(super) clock: u64,
 }
 
-/// What a step on the face has done.
+/// What a step on the active set has done.
 pub(super) struct Faced {
     /// How much q fell.
     pub(super) gain: f64,
@@ -152,7 +152,7 @@ pub(super) struct Faced {
     pub(super) clock: u64,
 }
 
-/// Moves v on its face, at workers and servers.
+/// Moves v on its active set, at workers and servers.
 pub(super) fn run(
     cluster: &mut Cluster,
     servers: &mut Worker,
@@ -161,9 +161,9 @@ pub(super) fn run(
     begin: Begin,
 ) -> caravan_kv::Result<Option<Faced>> {
     let Begin { ridge, effort, clock } = begin;
-    let place = plan.place(servers, open)?;
+    let iterate = plan.iterate(servers, open)?;
     let columns: Vec<usize> =
-        (0..place.len()).filter(|&k| place[k] != 0.0 || plan.is_free(k)).collect();
+        (0..iterate.len()).filter(|&k| iterate[k] != 0.0 || plan.is_free(k)).collect();
     if columns.is_empty() {
         return Ok(None);
     }
@@ -175,39 +175,40 @@ pub(super) fn run(
     });
     let ranges: Vec<_> = ranges.collect();
     let threads = servers.servers();
-    let on_face = || (0..ranges.len()).filter(|&block| !ranges[block].is_empty());
-    let (ways, sums) = (rows(Kind::Way, threads, on_face()), rows(Kind::Sum, threads, on_face()));
+    let active = || (0..ranges.len()).filter(|&block| !ranges[block].is_empty());
+    let (directions, sums) =
+        (rows(Kind::Direction, threads, active()), rows(Kind::Sum, threads, active()));
     let (scale, largest) = (plan.scale, plan.largest);
     let working = submit(cluster, &Order::Multiply { first: clock + 1 })?;
-    let mut products = Products { servers, open, ways, sums, ranges, scale, largest, clock };
-    let slope = products.sums()?;
+    let mut products = Products { servers, open, directions, sums, ranges, scale, largest, clock };
+    let gradient = products.sums()?;
     let pick = |of: &dyn Fn(usize) -> f64| columns.iter().map(|&k| of(k)).collect::<Vec<f64>>();
-    let mut face = Face {
-        place: pick(&|k| place[k]),
+    let mut active_set = ActiveSet {
+        iterate: pick(&|k| iterate[k]),
         lambda: pick(&|k| plan.penalties(k).lambda),
         l2: pick(&|k| plan.penalties(k).l2),
-        bend: pick(&|k| plan.columns[k].curvature),
-        slope: columns
+        curvature: pick(&|k| plan.columns[k].curvature),
+        gradient: columns
             .iter()
-            .zip(slope)
-            .map(|(&k, g)| g + plan.penalties(k).l2 * place[k])
+            .zip(gradient)
+            .map(|(&k, g)| g + plan.penalties(k).l2 * iterate[k])
             .collect(),
         columns,
     };
-    let (gain, share) = face.step(&mut products, ridge, effort)?;
+    let (gain, share) = active_set.step(&mut products, ridge, effort)?;
     let ended = products.push(&[], |_| 0)?;
     products.servers.wait(ended)?;
     let clock = products.clock;
     working.wait(cluster)?;
-    let mut all = place.clone();
-    face.columns.iter().zip(&face.place).for_each(|(&k, to)| all[k] = *to);
+    let mut all = iterate.clone();
+    active_set.columns.iter().zip(&active_set.iterate).for_each(|(&k, to)| all[k] = *to);
     let clock = plan.move_to(cluster, servers, open, clock, &all)?;
     Ok(Some(Faced { gain, ridge: next_ridge(ridge, share), clock }))
 }
 
-impl Face {
-    /// Minimises q on the face in rounds. Returns how much it falls, and the share of the first
-    /// solution that was taken.
+impl ActiveSet {
+    /// Minimises q on the active set in rounds. Returns how much it falls, and the share of the
+    /// first solution that was taken.
     fn step(
         &mut self,
         products: &mut Products<'_>,
@@ -239,7 +240,7 @@ impl Face {
         effort: Effort,
         left: &mut usize,
     ) -> caravan_kv::Result<(f64, f64, bool)> {
-        let n = self.place.len();
+        let n = self.iterate.len();
         let (solution, image) = self.solve(products, ridge, effort, left)?;
         let share = self.share(&solution, &image);
         let step: Vec<f64> = solution.iter().map(|x| share * x).collect();
@@ -248,11 +249,11 @@ impl Face {
         if gain.is_nan() || gain <= 0.0 {
             return Ok((0.0, 0.0, false));
         }
-        let to: Vec<f64> = (0..n).map(|k| self.place[k] + step[k]).collect();
+        let to: Vec<f64> = (0..n).map(|k| self.iterate[k] + step[k]).collect();
         let stops = |k: usize| {
             self.lambda[k] > 0.0
-                && to[k] * self.place[k] <= ARRIVED * self.place[k] * self.place[k]
-                && self.place[k] != 0.0
+                && to[k] * self.iterate[k] <= ARRIVED * self.iterate[k] * self.iterate[k]
+                && self.iterate[k] != 0.0
         };
         let back: Vec<f64> = (0..n).map(|k| if stops(k) { -to[k] } else { 0.0 }).collect();
         if (0..n).any(stops) {
@@ -264,13 +265,13 @@ impl Face {
             let gain_stopped = self.gain(&stopped, &more);
             if gain_stopped >= FLIPPED_KEEP * gain {
                 let to: Vec<f64> = (0..n).map(|k| if stops(k) { 0.0 } else { to[k] }).collect();
-                self.place = to;
-                self.slope.iter_mut().zip(&more).for_each(|(slope, more)| *slope += more);
+                self.iterate = to;
+                self.gradient.iter_mut().zip(&more).for_each(|(gradient, more)| *gradient += more);
                 return Ok((gain_stopped, share, true));
             }
         }
-        self.place = to;
-        self.slope.iter_mut().zip(&image).for_each(|(slope, image)| *slope += image);
+        self.iterate = to;
+        self.gradient.iter_mut().zip(&image).for_each(|(gradient, image)| *gradient += image);
         Ok((gain, share, false))
     }
 
@@ -282,11 +283,11 @@ impl Face {
         effort: Effort,
         left: &mut usize,
     ) -> caravan_kv::Result<(Vec<f64>, Vec<f64>)> {
-        let n = self.place.len();
-        let on = |k: usize| self.place[k] != 0.0 || self.lambda[k] == 0.0;
+        let n = self.iterate.len();
+        let on = |k: usize| self.iterate[k] != 0.0 || self.lambda[k] == 0.0;
         let diagonal: Vec<f64> =
-            (0..n).map(|k| (1.0 + ridge) * self.bend[k] + self.l2[k]).collect();
-        let down = |k: usize| -(self.slope[k] + self.lambda[k] * signum(self.place[k]));
+            (0..n).map(|k| (1.0 + ridge) * self.curvature[k] + self.l2[k]).collect();
+        let down = |k: usize| -(self.gradient[k] + self.lambda[k] * signum(self.iterate[k]));
         let mut residual: Vec<f64> = (0..n).map(|k| if on(k) { down(k) } else { 0.0 }).collect();
         let mut solution = vec![0.0; n];
         let mut image = vec![0.0; n];
@@ -302,17 +303,17 @@ impl Face {
             for k in 0..n {
                 product[k] += self.l2[k] * direction[k];
             }
-            let ridges = (0..n).map(|k| ridge * self.bend[k] * direction[k] * direction[k]);
-            let bend = dot(&direction, &product) + ridges.sum::<f64>();
-            if !(bend > 0.0 && bend.is_finite()) {
+            let ridges = (0..n).map(|k| ridge * self.curvature[k] * direction[k] * direction[k]);
+            let curvature = dot(&direction, &product) + ridges.sum::<f64>();
+            if !(curvature > 0.0 && curvature.is_finite()) {
                 break;
             }
-            let length = size / bend;
+            let length = size / curvature;
             for k in 0..n {
                 solution[k] += length * direction[k];
                 image[k] += length * product[k];
                 if on(k) {
-                    residual[k] -= length * (product[k] + ridge * self.bend[k] * direction[k]);
+                    residual[k] -= length * (product[k] + ridge * self.curvature[k] * direction[k]);
                 }
             }
             let gain = 0.5 * length * size;
@@ -333,34 +334,34 @@ impl Face {
     /// How much q falls by a step with this image.
     fn gain(&self, step: &[f64], image: &[f64]) -> f64 {
         let terms = (0..step.len()).map(|k| {
-            let slope = self.slope[k] + 0.5 * image[k];
-            change(self.place[k], self.place[k] + step[k], step[k], slope, self.lambda[k])
+            let gradient = self.gradient[k] + 0.5 * image[k];
+            change(self.iterate[k], self.iterate[k] + step[k], step[k], gradient, self.lambda[k])
         });
         -terms.sum::<f64>()
     }
 
     /// The share of a step, up to 1, at which q is least.
     fn share(&self, step: &[f64], image: &[f64]) -> f64 {
-        let mut turns: Vec<(f64, f64)> = Vec::new(); // where a weight is 0, and how the slope jumps
-        let mut slope = 0.0;
+        let mut turns: Vec<(f64, f64)> = Vec::new(); // where a weight is 0, and how the gradient jumps
+        let mut gradient = 0.0;
         for (k, &step) in step.iter().enumerate() {
-            let sign = signum(if self.place[k] == 0.0 { step } else { self.place[k] });
-            slope += step * (self.slope[k] + self.lambda[k] * sign);
-            let at = -self.place[k] / step;
+            let sign = signum(if self.iterate[k] == 0.0 { step } else { self.iterate[k] });
+            gradient += step * (self.gradient[k] + self.lambda[k] * sign);
+            let at = -self.iterate[k] / step;
             if at > 0.0 && at < 1.0 {
                 turns.push((at, 2.0 * self.lambda[k] * step.abs()));
             }
         }
-        let bend = dot(step, image);
+        let curvature = dot(step, image);
         turns.sort_by(|a, b| a.0.total_cmp(&b.0));
         for (at, jump) in turns.into_iter().chain([(1.0, 0.0)]) {
-            if slope + bend * at >= 0.0 {
-                return (-slope / bend).clamp(0.0, at);
+            if gradient + curvature * at >= 0.0 {
+                return (-gradient / curvature).clamp(0.0, at);
             }
-            if slope + jump + bend * at >= 0.0 {
+            if gradient + jump + curvature * at >= 0.0 {
                 return at;
             }
-            slope += jump;
+            gradient += jump;
         }
         1.0
     }
@@ -379,26 +380,27 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
 mod tests {
     use super::*;
 
-    /// One weight that flips on the way, and one that does not: q is least where its slope is 0.
+    /// One weight that flips on the way, and one that does not: q is least where its gradient is 0.
     #[test]
     fn the_share_is_where_q_is_least() {
-        let face = Face {
+        let active_set = ActiveSet {
             columns: vec![0, 1],
-            place: vec![1.0, -2.0],
+            iterate: vec![1.0, -2.0],
             lambda: vec![0.5, 0.5],
             l2: vec![0.0; 2],
-            bend: vec![1.0; 2],
-            slope: vec![3.0, -1.0],
+            curvature: vec![1.0; 2],
+            gradient: vec![3.0, -1.0],
         };
-        for (step, bend) in
+        for (step, curvature) in
             [([-2.0, 1.0], 1.0), ([-2.0, 1.0], 9.0), ([-0.5, 0.1], 0.1), ([-4.0, 3.0], 0.7)]
         {
-            let image = [step[0] * bend, step[1] * bend];
-            let share = face.share(&step, &image);
-            let at = |share: f64| face.gain(&step.map(|x| share * x), &image.map(|x| share * x));
+            let image = [step[0] * curvature, step[1] * curvature];
+            let share = active_set.share(&step, &image);
+            let at =
+                |share: f64| active_set.gain(&step.map(|x| share * x), &image.map(|x| share * x));
             for other in 0..=1000 {
                 let other = f64::from(other) / 1000.0;
-                assert!(at(share) >= at(other) - 1e-12, "{step:?} {bend}: {share} {other}");
+                assert!(at(share) >= at(other) - 1e-12, "{step:?} {curvature}: {share} {other}");
             }
         }
     }
