@@ -3,19 +3,19 @@
 use caravan_kv::{Apps, Handles};
 
 use crate::measure::consistency::worker::Iterates;
-use crate::measure::crowd::Crowded;
 use crate::measure::fabric::worker::Links;
 use crate::measure::failover::worker::Pushes;
-use crate::measure::inserts::worker::Counts;
 use crate::measure::load::worker::Loads;
-use crate::measure::scene::Waits;
+use crate::measure::multi_worker::MultiWorker;
+use crate::measure::sketch::worker::Counts;
+use crate::measure::wait::worker::Waits;
 use crate::measure::worker::Measure;
 
 /// The tasks that workers of this program run.
 pub(crate) fn apps() -> Apps {
     caravan_learn::apps(Apps::default())
         .with(Measure::NAME, || Box::new(Measure::default()))
-        .with(Crowded::NAME, || Box::new(Crowded::default()))
+        .with(MultiWorker::NAME, || Box::new(MultiWorker::default()))
         .with(Loads::NAME, || Box::new(Loads))
         .with(Links::NAME, || Box::new(Links))
         .with(Pushes::NAME, || Box::new(Pushes))

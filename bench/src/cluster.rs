@@ -6,9 +6,7 @@ use std::sync::atomic::Ordering;
 
 use anyhow::{Context, Result, bail};
 use caravan_kv::node::{Ended, Scheduler, join_server, run_server, run_worker};
-use caravan_kv::{
-    Apps, Cluster, ClusterConfig, Error, Handles, JobRole, Launch, NodeConfig, Target, Van, Worker,
-};
+use caravan_kv::{Cluster, ClusterConfig, Error, JobRole, Launch, NodeConfig, Target, Van, Worker};
 use serde::Serialize;
 use serde_json::Value;
 use signal_hook::consts::SIGINT;

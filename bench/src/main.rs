@@ -43,7 +43,7 @@ use signal_hook::flag;
 use cli::ending::{Failed, Interrupted, Usage};
 use cli::{BenchCommand, Cli, Command, Common, FloorArgs, interrupt};
 use floor::process::Answerer;
-use measure::{consistency, fabric, failover, inserts, load, placement, scale, verbs, wait};
+use measure::{consistency, fabric, failover, load, placement, scale, verbs, wait};
 use report::{Unwritten, say};
 use train::{generate, predict};
 
@@ -105,7 +105,7 @@ fn run(cli: &Cli) -> Result<()> {
         Command::Bench(BenchCommand::Load(args)) => load::run(&cli.common, args),
         Command::Bench(BenchCommand::Fabric(args)) => fabric::run(&cli.common, args),
         Command::Bench(BenchCommand::Failover(args)) => failover::run(&cli.common, args),
-        Command::Bench(BenchCommand::Sketch(args)) => inserts::run(&cli.common, args),
+        Command::Bench(BenchCommand::Sketch(args)) => measure::sketch::run(&cli.common, args),
         Command::Bench(BenchCommand::Scale(args)) => scale::run(&cli.common, args),
         Command::Bench(BenchCommand::Consistency(args)) => consistency::run(&cli.common, args),
         Command::Bench(command) => measure::run(&cli.common, command),

@@ -31,6 +31,11 @@ impl Random {
         ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64
     }
 
+    /// The next place in a list of so many, and 0 if it is empty.
+    pub fn index(&mut self, len: usize) -> usize {
+        self.below(len as u64) as usize
+    }
+
     /// True with `probability`. Draws nothing for probability 0.
     pub fn chance(&mut self, probability: f64) -> bool {
         probability > 0.0 && unit(self.next()) < probability
@@ -39,7 +44,7 @@ impl Random {
     /// Brings `items` into a random order (Fisher and Yates, from the back).
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for last in (1..items.len()).rev() {
-            items.swap(last, self.below(last as u64 + 1) as usize);
+            items.swap(last, self.index(last + 1));
         }
     }
 }

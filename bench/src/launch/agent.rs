@@ -20,7 +20,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
 use super::descendants;
-use super::talk::{End, Hello, Node, Order, Said, VERSION, hear, say};
+use super::protocol::{End, Hello, Node, Order, Said, VERSION, hear, say};
 use super::{child_variables, on_signals, program};
 use crate::cli::ending::NO_THREAD;
 

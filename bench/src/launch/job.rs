@@ -10,13 +10,13 @@ use anyhow::{Context, Result, bail};
 use caravan_kv::{ClusterConfig, JobRole, SecretSource, spawn_node};
 use rustix::process::{Signal, kill_process_group};
 
-use super::agent::{Through, at_port, on_exit, pid};
+use super::addresses::{Addresses, addresses, free_port};
+use super::agent::{at_port, on_exit, pid};
 use super::descendants;
 use super::hosts::{Host, deal};
 use super::plan::Plan;
+use super::protocol::{End, Node, Order, Said, VERSION, say};
 use super::remote::{Agent, Event, ended_by};
-use super::sight::{Sight, addresses, free_port};
-use super::talk::{End, Node, Order, Said, VERSION, say};
 use super::{child_variables, on_signals, program};
 use crate::cli::ending::{Failed, Usage};
 use crate::report;
@@ -165,8 +165,8 @@ impl Job {
     /// Gives the agents their orders, and starts the scheduler.
     fn start(&mut self, plan: &Plan, mut config: ClusterConfig) -> Result<()> {
         let is_given = config.node.scheduler != ClusterConfig::default().node.scheduler;
-        let sight = sight(&self.agents)?;
-        let port = if is_given { 0 } else { free_port(sight.listen)? };
+        let addresses = addresses_of(&self.agents)?;
+        let port = if is_given { 0 } else { free_port(addresses.listen)? };
         let SecretSource::Given(secret) = &config.node.secret else {
             unreachable!("a job to launch has a secret")
         };
@@ -174,7 +174,7 @@ impl Job {
             .iter()
             .filter_map(|name| Some(((*name).to_owned(), std::env::var(name).ok()?)));
         let passed_on: Vec<(String, String)> = passed_on.collect();
-        for (agent, seen) in self.agents.iter_mut().zip(&sight.of_agents) {
+        for (agent, seen) in self.agents.iter_mut().zip(&addresses.of_agents) {
             let mut own = config.clone();
             own.node.host = seen.own.to_string();
             if !is_given {
@@ -192,9 +192,9 @@ impl Job {
             say(input, &order).with_context(|| format!("{} no longer listens", agent.host))?;
         }
         if !is_given {
-            config.node.scheduler = at_port(sight.listen, port);
+            config.node.scheduler = at_port(addresses.listen, port);
         }
-        config.node.host = sight.own.to_string();
+        config.node.host = addresses.own.to_string();
         config.node.role = Some(JobRole::Scheduler);
         let mut command = program(&plan.command)?;
         command.envs(child_variables(&config));
@@ -380,7 +380,7 @@ impl Drop for Job {
     }
 }
 
-fn sight(agents: &[Agent]) -> Result<Sight> {
+fn addresses_of(agents: &[Agent]) -> Result<Addresses> {
     let hellos =
         agents.iter().filter_map(|agent| Some((agent.host.as_str(), agent.hello.as_ref()?)));
     addresses(&hellos.collect::<Vec<_>>())

@@ -11,15 +11,15 @@
 //! Where something else has started all processes of a job already (srun, mpirun, Kubernetes, the
 //! tracker of ps-lite), each of them becomes its role at once (`place.rs`).
 
+mod addresses;
 pub(crate) mod agent;
 mod descendants;
+mod environment;
 pub(crate) mod hosts;
 mod job;
-mod place;
 mod plan;
+mod protocol;
 mod remote;
-mod sight;
-mod talk;
 
 use std::os::unix::process::CommandExt;
 use std::process::Command as Program;
@@ -31,8 +31,8 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use self::agent::Through;
+use self::environment::{Assignment, Environment, Slot};
 use self::hosts::{Host, expand_slurm, read_file};
-use self::place::{Place, Seat, Surroundings};
 use self::plan::Plan;
 use crate::cli::ending::Usage;
 use crate::cli::{BenchCommand, Cli, Command, Common, LaunchArgs, ServerRole, WorkerRole};
@@ -130,7 +130,7 @@ fn has_one_cluster(command: &Command) -> bool {
 /// [`Usage`]; the first process that failed, with its status.
 pub(crate) fn run(common: &Common, args: &LaunchArgs) -> Result<()> {
     let names_hosts = common.hosts.is_some() || common.hostfile.is_some();
-    let here = Surroundings {
+    let here = Environment {
         var: &|name| std::env::var(name).ok(),
         hostname: rustix::system::uname().nodename().to_string_lossy().into_owned(),
         known_hosts: std::fs::read_to_string("/etc/hosts").unwrap_or_default(),
@@ -144,7 +144,7 @@ pub(crate) fn run(common: &Common, args: &LaunchArgs) -> Result<()> {
         ))
         .into());
     }
-    let place = if names_hosts { None } else { Place::find(&here).map_err(Usage)? };
+    let place = if names_hosts { None } else { Assignment::find(&here).map_err(Usage)? };
     match place {
         Some(place) => become_role(common, &place, &args.command),
         None => job::run(&plan(common, args.command.clone())?),
@@ -178,9 +178,9 @@ fn plan(common: &Common, command: Vec<String>) -> Result<Plan> {
 
 /// Becomes the role of a process that something else has started: replaces this program by the
 /// job's, which finds role, rank and scheduler in its variables.
-fn become_role(common: &Common, place: &Place, command: &[String]) -> Result<()> {
+fn become_role(common: &Common, place: &Assignment, command: &[String]) -> Result<()> {
     let mut config = cluster::config(common)?;
-    if let Seat::Role { workers, servers, .. } = place.seat {
+    if let Slot::Role { workers, servers, .. } = place.slot {
         config.workers = common.workers.map(|n| n as usize).or(workers).unwrap_or(config.workers);
         config.servers = common.servers.map(|n| n as usize).or(servers).unwrap_or(config.servers);
     }

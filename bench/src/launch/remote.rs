@@ -11,7 +11,7 @@ use caravan_kv::how_ended;
 use super::agent::{Through, each_line, spawn};
 use super::hosts::Host;
 use super::plan::Plan;
-use super::talk::{Hello, Node, Said, hear, hear_after};
+use super::protocol::{Hello, Node, Said, hear, hear_after};
 use crate::cli::values::name;
 
 /// Longest wait for what a remote shell that has ended says of it.

@@ -5,20 +5,19 @@
 
 mod answers;
 pub(crate) mod consistency;
-pub(crate) mod crowd;
 pub(crate) mod fabric;
 pub(crate) mod failover;
 pub(crate) mod figures;
-pub(crate) mod inserts;
 mod latency;
 pub(crate) mod load;
+pub(crate) mod multi_worker;
 mod pattern;
 pub(crate) mod placement;
 mod plan;
 mod requests;
 pub(crate) mod scale;
-pub(crate) mod scene;
 mod simulated;
+pub(crate) mod sketch;
 mod streams;
 pub(crate) mod subject;
 #[cfg(all(target_os = "linux", feature = "rdma"))]
@@ -34,9 +33,8 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use caravan_kv::node::VANS;
 use caravan_kv::{ClusterConfig, Target, Van};
-use serde_json::Value;
 
-use self::crowd::{CrowdTask, Crowded};
+use self::multi_worker::{MultiWorker, MultiWorkerTask};
 use self::subject::Task;
 use self::worker::{Measure, Measured, MeasuredRow};
 use crate::cli::values::{name, size};
@@ -98,7 +96,7 @@ fn measure_on(
         let mut many = || {
             let usual = Duration::from_millis(if common.smoke { 200 } else { 3000 });
             let seconds = task.lasts.unwrap_or(usual).as_secs_f64();
-            let crowd = CrowdTask {
+            let crowd = MultiWorkerTask {
                 shape: *shape,
                 key_cache: task.key_cache,
                 copies: task.copies,
@@ -106,8 +104,8 @@ fn measure_on(
                 number,
             };
             let crowd = serde_json::to_value(crowd)?;
-            let id = cluster.submit(Target::Workers, Crowded::NAME, &crowd)?;
-            crowd::sum_up(config, cluster.wait(id)?)
+            let id = cluster.submit(Target::Workers, MultiWorker::NAME, &crowd)?;
+            multi_worker::sum_up(config, cluster.wait(id)?)
         };
         match row {
             MeasuredRow::Latency(row) => report.row(&row)?,

@@ -11,8 +11,8 @@
 use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
 
-use super::crowd::{Crowd, CrowdRate};
 use super::figures::{four, median, micro, milli, nano, ratio, spread_warning, three};
+use super::multi_worker::{MultiWorkerRate, Workers};
 use super::subject::{Batch, Round, Subject, Task, Work, take_turns, timed_stream};
 use crate::cli::values::{name, size};
 use crate::report::{figure, row};
@@ -41,7 +41,7 @@ row! {
         ports: Vec<String>; "" |row| row.ports.join("+"),
         /// Of many workers at a time.
         #[serde(flatten, skip_serializing_if = "Option::is_none")]
-        crowd: Option<Crowd>; "" |row| row.crowd.map_or_else(String::new, Crowd::text),
+        crowd: Option<Workers>; "" |row| row.crowd.map_or_else(String::new, Workers::text),
         /// The figure of each round of one pair, which shows how far they swing.
         rounds: Vec<f64>,
         floor_rounds: Vec<f64>,
@@ -80,7 +80,7 @@ row! {
         ports: Vec<String>; "" |row| row.ports.join("+"),
         /// Of many workers at a time.
         #[serde(flatten, skip_serializing_if = "Option::is_none")]
-        crowd: Option<Crowd>; "" |row| row.crowd.map_or_else(String::new, Crowd::text),
+        crowd: Option<Workers>; "" |row| row.crowd.map_or_else(String::new, Workers::text),
         /// The figure of each round of one pair, which shows how far they swing.
         rounds: Vec<f64>,
         floor_rounds: Vec<f64>,
@@ -98,7 +98,7 @@ fn whole(value: &f64) -> String {
 
 impl Bandwidth {
     /// The same row for many workers at a time, against the floor of one pair.
-    pub(super) fn of_many(self, many: CrowdRate) -> Bandwidth {
+    pub(super) fn of_many(self, many: MultiWorkerRate) -> Bandwidth {
         let gb_per_s = many.mmsg_per_s * self.bytes as f64 / 1e3;
         Bandwidth {
             gb_per_s: micro(gb_per_s),
@@ -112,7 +112,7 @@ impl Bandwidth {
 
 impl Rate {
     /// The same row for many workers at a time, against the floor of one pair.
-    pub(super) fn of_many(self, many: CrowdRate) -> Rate {
+    pub(super) fn of_many(self, many: MultiWorkerRate) -> Rate {
         Rate {
             mmsg_per_s: micro(many.mmsg_per_s),
             ratio: milli(many.mmsg_per_s / self.floor_mmsg_per_s),

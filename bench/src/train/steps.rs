@@ -2,15 +2,12 @@
 //! a row after each pass and the result, and writes the model.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
-use anyhow::{Context, Result, bail, ensure};
-use caravan_kv::{Cluster, ClusterConfig};
-use caravan_learn::data::{Examples, Shard, check_shared, listed};
+use anyhow::{Result, ensure};
+use caravan_learn::data::{Examples, Shard, listed};
 use caravan_learn::model::{Format, RowModel, predict};
 use caravan_learn::trainer::{Job, Progress, Trained, Trainer, train};
-use caravan_learn::{fm, lda, linreg, mf, replace_file, sgd};
+use caravan_learn::{fm, lda, linreg, mf, sgd};
 use serde::Serialize;
 use serde_json::json;
 
@@ -18,8 +15,7 @@ use super::predict::read;
 use super::rows::{Quality, finite};
 use super::run::{Run, spare};
 use crate::cli::ending::Usage;
-use crate::cli::interrupt::Interrupt;
-use crate::cli::{Common, Factored, Lda, LinReg, Sgd, Steps, TrainCommand};
+use crate::cli::{Common, Factored, Lda, LinReg, Sgd, Steps};
 use crate::cluster;
 use crate::report::Row;
 

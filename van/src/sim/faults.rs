@@ -82,7 +82,7 @@ pub(super) fn time_on_wire(bytes: usize, bytes_per_second: NonZeroU64) -> Durati
 }
 
 /// A time of `range`, uniformly drawn; its start if it is empty.
-fn between(range: &RangeInclusive<Duration>, random: &mut Random) -> Duration {
+pub(super) fn between(range: &RangeInclusive<Duration>, random: &mut Random) -> Duration {
     let spread = range.end().saturating_sub(*range.start()).as_nanos();
     if spread == 0 {
         return *range.start();

@@ -4,7 +4,8 @@
 use std::num::NonZeroU64;
 use std::time::Duration;
 
-use super::faults::{Random, time_on_wire};
+use super::faults::{between, time_on_wire};
+use crate::draws::Random;
 
 /// The machines of a simulated network, all alike except for stragglers. The parameters are those
 /// of LogGP (Alexandrov, Ionescu, Schauser and Scheiman, "LogGP: incorporating long messages into
@@ -108,7 +109,7 @@ impl Pace {
     fn turn(&mut self, stragglers: &Stragglers) {
         self.in_spell = !self.in_spell;
         let mean = if self.in_spell { stragglers.spell } else { stragglers.every };
-        let drawn = self.random.between(&(Duration::ZERO..=2 * mean));
+        let drawn = between(&(Duration::ZERO..=2 * mean), &mut self.random);
         self.until += drawn.max(Duration::from_nanos(1));
     }
 }

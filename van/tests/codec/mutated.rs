@@ -38,18 +38,18 @@ fn corpus() -> Vec<Vec<u8>> {
 const EDGES: [u64; 10] = [0, 1, 7, 8, 64, 512, 1 << 31, u32::MAX as u64, u64::MAX >> 1, u64::MAX];
 
 fn mutate(image: &mut Vec<u8>, random: &mut Random) {
-    for _ in 0..1 + random.below(4) {
-        let at = random.below(image.len());
-        match random.below(8) {
-            0 => image[at] ^= 1 << random.below(8),
+    for _ in 0..1 + random.index(4) {
+        let at = random.index(image.len());
+        match random.index(8) {
+            0 => image[at] ^= 1 << random.index(8),
             1 => image[at] = random.next() as u8,
             2 => image.truncate(at.max(1)),
-            3 => image.resize(image.len() + random.below(40), random.next() as u8),
+            3 => image.resize(image.len() + random.index(40), random.next() as u8),
             4 => {
                 // A number of 4 or 8 bytes, at its place in the header or anywhere.
-                let size = 4 << random.below(2);
-                let at = if random.below(2) == 0 { random.below(16) * 4 } else { at };
-                let number = EDGES[random.below(EDGES.len())].to_le_bytes();
+                let size = 4 << random.index(2);
+                let at = if random.index(2) == 0 { random.index(16) * 4 } else { at };
+                let number = EDGES[random.index(EDGES.len())].to_le_bytes();
                 image.iter_mut().skip(at).zip(&number[..size]).for_each(|(to, from)| *to = *from);
             }
             5 => {
@@ -58,8 +58,8 @@ fn mutate(image: &mut Vec<u8>, random: &mut Random) {
             }
             6 => {
                 // A section grows or shrinks by what the image does, so that the sizes still fit.
-                let field = 48 + 4 * random.below(3);
-                let by = 8 * random.below(4);
+                let field = 48 + 4 * random.index(3);
+                let by = 8 * random.index(4);
                 if image.len() >= 64 {
                     let bytes = u32::from_le_bytes(image[field..field + 4].try_into().unwrap());
                     let more = bytes.saturating_add(by as u32);
@@ -69,7 +69,7 @@ fn mutate(image: &mut Vec<u8>, random: &mut Random) {
                 }
             }
             _ => {
-                let (from, len) = (random.below(image.len()), random.below(16));
+                let (from, len) = (random.index(image.len()), random.index(16));
                 let end = (from + len).min(image.len());
                 let piece = image[from..end].to_vec();
                 image.iter_mut().skip(at).zip(piece).for_each(|(to, from)| *to = from);
@@ -130,16 +130,16 @@ fn no_bytes_can_panic_it() {
         Err(_) => 100_000,
     };
     let corpus = corpus();
-    let (images, mut random) = (Pool::new(64 << 20), Random(1));
+    let (images, mut random) = (Pool::new(64 << 20), Random::new(1));
     let (mut accepted, mut past_checksum) = (0u64, 0u64);
     let mut image = Vec::new();
     for round in 0..messages {
-        image.clone_from(&corpus[random.below(corpus.len())]);
+        image.clone_from(&corpus[random.index(corpus.len())]);
         mutate(&mut image, &mut random);
-        if random.below(4) != 0 {
+        if random.index(4) != 0 {
             fit(&mut image);
         }
-        if random.below(16) != 0 {
+        if random.index(16) != 0 {
             reseal(&mut image);
         }
         // Now and then a pool with room for no more than the bound: refusals must not be about
@@ -149,7 +149,7 @@ fn no_bytes_can_panic_it() {
         if round % 4 == 0 {
             // Bytes that a peer wrote into a landing: as much of them as it says is the head.
             let mut landed = image.clone();
-            let head = random.below(landed.len() + 9) as u64;
+            let head = random.index(landed.len() + 9) as u64;
             landed.extend_from_slice(&head.to_le_bytes());
             if let Ok(message) = Message::decode_landed(buffer(&landed, &images), &images) {
                 check_accepted(message);

@@ -66,7 +66,7 @@ const EXAMPLES: u64 = 5000;
 const FEW_EXAMPLES: u64 = 500;
 
 /// Workers of its second experiment.
-const CROWDS: [usize; 3] = [16, 24, 40];
+const WORKER_COUNTS: [usize; 3] = [16, 24, 40];
 
 /// Runs `caravan bench consistency`.
 ///
@@ -209,7 +209,7 @@ impl<'a> Bench<'a> {
     fn features(&self) -> Result<Vec<Case>> {
         let features = &self.args.features;
         let mut cases = Vec::new();
-        for workers in CROWDS {
+        for workers in WORKER_COUNTS {
             for (at, &count) in features.iter().enumerate() {
                 let some = regression(SetUp::Features, workers, u64::from(count), FEW_EXAMPLES)?;
                 let end = match at {

@@ -15,7 +15,7 @@ use clap::ValueEnum;
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Serialize;
 
-use self::worker::{KEYS, Pushed, Pushes, Task, clock, spec};
+use self::worker::{Pause, Pushed, Pushes, Task, clock, spec};
 use crate::measure::figures::{milli, nanoseconds, quantile_us, record};
 
 use crate::cli::ending::Usage;

@@ -181,7 +181,7 @@ mod tests {
         let mut random = Random::new(1);
         for _ in 0..2_000 {
             let (a, b) = (any_key(&mut random), any_key(&mut random));
-            let (min, max, count) = (a.min(b), a.max(b), 1 + random.below(300));
+            let (min, max, count) = (a.min(b), a.max(b), 1 + random.index(300));
             let blocks = even_blocks(min, max, count);
             assert!(blocks.len() <= count, "{min} {max} {count}");
             assert_eq!(blocks[0].first, min);
@@ -202,7 +202,7 @@ mod tests {
             keys.sort_unstable();
             keys.dedup();
             let mut end = 0;
-            for block in even_blocks(keys[0], keys[keys.len() - 1], 1 + random.below(40)) {
+            for block in even_blocks(keys[0], keys[keys.len() - 1], 1 + random.index(40)) {
                 let range = block.locate(&keys);
                 assert_eq!(block.locate_in(&keys.iter().copied().collect()), range);
                 assert_eq!(range.start, end);

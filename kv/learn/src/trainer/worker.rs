@@ -43,7 +43,7 @@ pub(super) struct Loaded {
 }
 
 /// What a worker has done in a pass.
-#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Passed {
     pub(super) sums: Sums,
     /// Steps of its parts.
@@ -253,10 +253,10 @@ impl<T: Trainer> Training<T> {
                 continue;
             }
             // All workers make as many steps as the one with the largest part.
+            self.second = feed.second();
             let rows = feed.rows_of_largest();
             let steps = rows.map(|rows| rows.div_ceil(self.rows_of_step));
             self.steps = Some(steps.unwrap_or_else(|| self.own_steps()));
-            self.second = feed.second();
             self.feed = None;
         }
         Ok(self.steps.is_none_or(|steps| step < steps))

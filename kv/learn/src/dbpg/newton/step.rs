@@ -13,7 +13,7 @@ use super::blocks::{self, Stepped, Units};
 use super::bound;
 use super::plan::Plan;
 use super::scores::{self, Column, Selected};
-use super::task::{self, NOW, Order, of_rows, rows};
+use super::task::{NOW, Order};
 use super::{Kind, Open, least_subgradient};
 use crate::dbpg::proximal::{Penalties, Proximal};
 use crate::dbpg::scaling::Scaling;

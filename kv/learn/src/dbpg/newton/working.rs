@@ -572,8 +572,8 @@ mod tests {
             assert!(
                 working.directions().enumerate().all(|(row, w)| (w - direction(row)).abs() < 1e-12)
             );
-            let direction: Vec<(usize, f64)> = steps.into_iter().enumerate().collect();
-            working.multiply(&direction, &pool);
+            let steps: Vec<(usize, f64)> = steps.into_iter().enumerate().collect();
+            working.multiply(&steps, &pool);
             for ((k, sum), x) in working.sums(&all, &pool).into_iter().enumerate().zip(&x) {
                 let exact = dot(x, |row| curvatures[row] * direction(row));
                 assert!((scale.from(sum) - exact).abs() < 1e-6, "{k}");

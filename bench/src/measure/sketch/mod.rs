@@ -7,17 +7,16 @@
 
 pub(crate) mod worker;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use caravan_kv::Target;
 use serde::Serialize;
 
-use self::worker::{CHECKED, Counts, Part, Task};
+use self::worker::{Counts, Part, Task};
 use crate::cli::ending::Usage;
 use crate::cli::{Common, SketchArgs};
 use crate::cluster;
 use crate::doctor::machine::Machine;
 use crate::measure::figures::{milli, nano};
-use crate::measure::load::keys::{Lists, key_of, keys_end};
 use crate::measure::load::rates::Skew;
 use crate::report::{figure, row};
 

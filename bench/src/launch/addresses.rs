@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener};
 use anyhow::{Context, Result};
 
 use super::hosts::Host;
-use super::talk::Hello;
+use super::protocol::Hello;
 use crate::cli::ending::Usage;
 
 /// How one agent's processes reach the scheduler, and others reach them.
@@ -17,7 +17,7 @@ pub(super) struct Seen {
 
 /// The addresses of a job.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Sight {
+pub(super) struct Addresses {
     pub(super) of_agents: Vec<Seen>,
     /// Where the scheduler listens, and the address of this host.
     pub(super) listen: IpAddr,
@@ -28,7 +28,7 @@ pub(super) struct Sight {
 ///
 /// # Errors
 /// [`Usage`] if the hosts cannot reach each other.
-pub(super) fn addresses(hellos: &[(&str, &Hello)]) -> Result<Sight> {
+pub(super) fn addresses(hellos: &[(&str, &Hello)]) -> Result<Addresses> {
     let seen = |hello: &Hello| Some(Seen { launcher: hello.launcher?, own: hello.own? });
     let remote: Vec<(&str, Seen)> =
         hellos.iter().filter_map(|(host, hello)| Some((*host, seen(hello)?))).collect();
@@ -55,7 +55,7 @@ pub(super) fn addresses(hellos: &[(&str, &Hello)]) -> Result<Sight> {
     };
     let here = Seen { launcher: own, own };
     let of_agents = hellos.iter().map(|(_, hello)| seen(hello).unwrap_or(here)).collect();
-    Ok(Sight { of_agents, listen, own })
+    Ok(Addresses { of_agents, listen, own })
 }
 
 /// A port of this host that nobody uses now.
@@ -73,7 +73,7 @@ pub(super) fn free_port(address: IpAddr) -> Result<u16> {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
     use super::*;
-    use crate::launch::talk::VERSION;
+    use crate::launch::protocol::VERSION;
 
     fn hello(launcher: &str, own: &str) -> Hello {
         let address = |text: &str| text.parse().ok();

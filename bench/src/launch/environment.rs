@@ -12,7 +12,7 @@ use caravan_kv::config::{is_address, join_host};
 use super::hosts::expand_slurm;
 
 /// What a process can know of its surroundings.
-pub(super) struct Surroundings<'a> {
+pub(super) struct Environment<'a> {
     /// Looks up a variable of the environment.
     pub(super) var: &'a dyn Fn(&str) -> Option<String>,
     /// The name of this host.
@@ -23,7 +23,7 @@ pub(super) struct Surroundings<'a> {
     pub(super) parent: u32,
 }
 
-impl Surroundings<'_> {
+impl Environment<'_> {
     fn var(&self, name: &str) -> Option<String> {
         (self.var)(name).filter(|value| !value.is_empty())
     }
@@ -38,10 +38,10 @@ impl Surroundings<'_> {
 
 /// This process in its job.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct Assignment {
     /// What has started the job.
     pub(super) by: &'static str,
-    pub(super) seat: Seat,
+    pub(super) slot: Slot,
     /// The host where the scheduler listens, if that can be known.
     pub(super) root: Option<String>,
     /// Its port, if that is given.
@@ -54,30 +54,30 @@ pub(super) struct Place {
 
 /// How the role of a process is known.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Seat {
+pub(super) enum Slot {
     /// By its rank among all processes, whose number may be known.
     Rank { rank: usize, size: Option<usize> },
     /// It is given, with the numbers of workers and servers; the scheduler chooses ranks.
     Role { role: JobRole, workers: Option<usize>, servers: Option<usize> },
 }
 
-impl Place {
-    fn new(by: &'static str, rank: usize, size: Option<usize>) -> Place {
-        let seat = Seat::Rank { rank, size };
-        Place { by, seat, root: None, port: None, job: None, host: None }
+impl Assignment {
+    fn new(by: &'static str, rank: usize, size: Option<usize>) -> Assignment {
+        let slot = Slot::Rank { rank, size };
+        Assignment { by, slot, root: None, port: None, job: None, host: None }
     }
 
     /// Whether nothing was started beside this process: it is no part of a job, however it was
     /// started, and neither is what inherits its variables.
     fn is_alone(&self) -> bool {
-        matches!(self.seat, Seat::Rank { size: Some(1), .. })
+        matches!(self.slot, Slot::Rank { size: Some(1), .. })
     }
 
     /// The place of a process, if it is one of several that were started together.
     ///
     /// # Errors
     /// The variable that is wrong.
-    pub(super) fn find(of: &Surroundings<'_>) -> Result<Option<Place>, String> {
+    pub(super) fn find(of: &Environment<'_>) -> Result<Option<Assignment>, String> {
         let finders = [ps_lite, open_mpi, mpich, slurm, kubernetes];
         for find in finders {
             if let Some(place) = find(of)?.filter(|place| !place.is_alone()) {
@@ -96,9 +96,9 @@ impl Place {
         servers: usize,
         workers: usize,
     ) -> Result<(JobRole, Option<usize>), String> {
-        let (rank, size) = match self.seat {
-            Seat::Role { role, .. } => return Ok((role, None)),
-            Seat::Rank { rank, size } => (rank, size),
+        let (rank, size) = match self.slot {
+            Slot::Role { role, .. } => return Ok((role, None)),
+            Slot::Rank { rank, size } => (rank, size),
         };
         let needed = 1 + servers + workers;
         if size.is_some_and(|size| size != needed) || rank >= needed {
@@ -153,15 +153,15 @@ fn hash(text: &str) -> u64 {
 }
 
 /// The variables that ps-lite's tracker sets.
-fn ps_lite(of: &Surroundings<'_>) -> Result<Option<Place>, String> {
+fn ps_lite(of: &Environment<'_>) -> Result<Option<Assignment>, String> {
     let Some(role) = of.var("DMLC_ROLE") else { return Ok(None) };
     let role = JobRole::named(&role)
         .ok_or_else(|| format!("DMLC_ROLE={role} is not scheduler, server or worker"))?;
     let workers = of.number("DMLC_NUM_WORKER")?;
     let servers = of.number("DMLC_NUM_SERVER")?;
-    Ok(Some(Place {
+    Ok(Some(Assignment {
         by: "ps-lite's tracker (DMLC_ROLE)",
-        seat: Seat::Role { role, workers, servers },
+        slot: Slot::Role { role, workers, servers },
         root: of.var("DMLC_PS_ROOT_URI"),
         port: of.number("DMLC_PS_ROOT_PORT")?,
         job: of.var("DMLC_PS_ROOT_PORT").map(|port| format!("dmlc {port}")),
@@ -170,7 +170,7 @@ fn ps_lite(of: &Surroundings<'_>) -> Result<Option<Place>, String> {
 }
 
 /// OpenMPI: within Slurm it starts its daemons by srun, so it comes before Slurm.
-fn open_mpi(of: &Surroundings<'_>) -> Result<Option<Place>, String> {
+fn open_mpi(of: &Environment<'_>) -> Result<Option<Assignment>, String> {
     let Some(rank) = of.number("OMPI_COMM_WORLD_RANK")? else { return Ok(None) };
     let size = of.number("OMPI_COMM_WORLD_SIZE")?;
     let is_one_host = size.is_some() && of.number("OMPI_COMM_WORLD_LOCAL_SIZE")? == size;
@@ -178,10 +178,10 @@ fn open_mpi(of: &Surroundings<'_>) -> Result<Option<Place>, String> {
     // Without Slurm, process 0 normally runs beside mpirun.
     let beside = || of.var("OMPI_MCA_orte_hnp_uri").as_deref().and_then(address_of_mpirun);
     let job = of.var("PMIX_NAMESPACE").or_else(|| of.var("OMPI_MCA_orte_hnp_uri"));
-    Ok(Some(Place {
+    Ok(Some(Assignment {
         root: if is_one_host { Some(LOOPBACK.to_owned()) } else { first.or_else(beside) },
         job: job.map(|job| format!("ompi {job}")),
-        ..Place::new("OpenMPI (OMPI_COMM_WORLD_RANK)", rank, size)
+        ..Assignment::new("OpenMPI (OMPI_COMM_WORLD_RANK)", rank, size)
     }))
 }
 
@@ -196,7 +196,7 @@ fn address_of_mpirun(uri: &str) -> Option<String> {
 }
 
 /// MPICH's Hydra, and whatever else speaks PMI or PMIx, as srun --mpi=pmi2 does.
-fn mpich(of: &Surroundings<'_>) -> Result<Option<Place>, String> {
+fn mpich(of: &Environment<'_>) -> Result<Option<Assignment>, String> {
     let by_pmi = of.number("PMI_RANK")?;
     let Some(rank) = by_pmi.or(of.number("PMIX_RANK")?) else { return Ok(None) };
     // srun sets these beside its own, which say more. Hydra starts its daemons by srun.
@@ -213,57 +213,57 @@ fn mpich(of: &Surroundings<'_>) -> Result<Option<Place>, String> {
         false => of.var("PMIX_NAMESPACE").or_else(|| of.var("SLURM_JOB_ID")),
     };
     let root = if is_one_host { Some(LOOPBACK.to_owned()) } else { first };
-    Ok(Some(Place { root, job, ..Place::new("MPICH (PMI_RANK)", rank, size) }))
+    Ok(Some(Assignment { root, job, ..Assignment::new("MPICH (PMI_RANK)", rank, size) }))
 }
 
 /// A task of srun. The batch script itself is none.
-fn slurm(of: &Surroundings<'_>) -> Result<Option<Place>, String> {
+fn slurm(of: &Environment<'_>) -> Result<Option<Assignment>, String> {
     let Some(step) = of.var("SLURM_STEP_ID") else { return Ok(None) };
     let Some(rank) = of.number("SLURM_PROCID")? else { return Ok(None) };
     let is_one_host = of.number("SLURM_STEP_NUM_NODES")? == Some(1);
     let first = slurm_first(of, "SLURM_STEP_NODELIST")?;
     let job = of.var("SLURM_JOB_ID").unwrap_or_default();
     let restarts = of.var("SLURM_RESTART_COUNT").unwrap_or_default();
-    Ok(Some(Place {
+    Ok(Some(Assignment {
         root: if is_one_host { Some(LOOPBACK.to_owned()) } else { first },
         job: Some(format!("slurm {job}.{step}.{restarts}")),
-        ..Place::new("Slurm (SLURM_PROCID)", rank, of.number("SLURM_STEP_NUM_TASKS")?)
+        ..Assignment::new("Slurm (SLURM_PROCID)", rank, of.number("SLURM_STEP_NUM_TASKS")?)
     }))
 }
 
-fn slurm_first(of: &Surroundings<'_>, list: &str) -> Result<Option<String>, String> {
+fn slurm_first(of: &Environment<'_>, list: &str) -> Result<Option<String>, String> {
     let Some(nodes) = of.var(list) else { return Ok(None) };
     let names = expand_slurm(&nodes).map_err(|why| format!("{list}={nodes}: {why}"))?;
     Ok(names.into_iter().next())
 }
 
 /// A pod of an indexed Job, of a StatefulSet with a headless service, or of a LeaderWorkerSet.
-fn kubernetes(of: &Surroundings<'_>) -> Result<Option<Place>, String> {
+fn kubernetes(of: &Environment<'_>) -> Result<Option<Assignment>, String> {
     if let Some(rank) = of.number("LWS_WORKER_INDEX")? {
         let root = of.var("LWS_LEADER_ADDRESS");
         let job = root.clone().map(|leader| format!("lws {leader}"));
         let size = of.number("LWS_GROUP_SIZE")?;
-        return Ok(Some(Place {
+        return Ok(Some(Assignment {
             root,
             job,
-            ..Place::new("a LeaderWorkerSet (LWS_WORKER_INDEX)", rank, size)
+            ..Assignment::new("a LeaderWorkerSet (LWS_WORKER_INDEX)", rank, size)
         }));
     }
     let set = of.hostname.split('.').next().and_then(|name| name.rsplit_once('-'));
     let root = set.and_then(|(set, _)| pod_zero(of, set));
     let job = set.map(|(set, _)| format!("pods {set}"));
     if let Some(rank) = of.number("JOB_COMPLETION_INDEX")? {
-        return Ok(Some(Place {
+        return Ok(Some(Assignment {
             root,
             job,
-            ..Place::new("an indexed Job (JOB_COMPLETION_INDEX)", rank, None)
+            ..Assignment::new("an indexed Job (JOB_COMPLETION_INDEX)", rank, None)
         }));
     }
     let ordinal = set.and_then(|(_, ordinal)| ordinal.parse().ok());
     match (ordinal, &root, of.var("KUBERNETES_SERVICE_HOST")) {
         // Other pods have neither a number nor a full name.
         (Some(rank), Some(_), Some(_)) => {
-            Ok(Some(Place { root, job, ..Place::new("a StatefulSet", rank, None) }))
+            Ok(Some(Assignment { root, job, ..Assignment::new("a StatefulSet", rank, None) }))
         }
         _ => Ok(None),
     }
@@ -271,7 +271,7 @@ fn kubernetes(of: &Surroundings<'_>) -> Result<Option<Place>, String> {
 
 /// The full name of pod 0 in a set. A pod knows its own from /etc/hosts if it has a subdomain, that
 /// is, a headless service.
-fn pod_zero(of: &Surroundings<'_>, set: &str) -> Option<String> {
+fn pod_zero(of: &Environment<'_>, set: &str) -> Option<String> {
     let own = of.hostname.split('.').next()?;
     let names = of.known_hosts.lines().flat_map(str::split_whitespace);
     let mut subdomains = names.filter_map(|name| name.strip_prefix(own)?.strip_prefix('.'));
@@ -284,17 +284,17 @@ mod tests {
     use super::*;
 
     /// The place of a process with these variables, given as `NAME=value` words.
-    fn find(words: &str, hostname: &str, known_hosts: &str) -> Result<Option<Place>, String> {
+    fn find(words: &str, hostname: &str, known_hosts: &str) -> Result<Option<Assignment>, String> {
         let vars: Vec<(&str, &str)> =
             words.split_whitespace().map(|word| word.split_once('=').unwrap()).collect();
         let var = |name: &str| {
             vars.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())
         };
         let (hostname, known_hosts) = (hostname.to_owned(), known_hosts.to_owned());
-        Place::find(&Surroundings { var: &var, hostname, known_hosts, parent: 77 })
+        Assignment::find(&Environment { var: &var, hostname, known_hosts, parent: 77 })
     }
 
-    fn found(words: &str) -> Place {
+    fn found(words: &str) -> Assignment {
         find(words, "n1", "").unwrap().expect(words)
     }
 
@@ -326,7 +326,7 @@ mod tests {
     #[test]
     fn tasks_of_slurm_have_a_rank_a_root_and_a_job() {
         let place = found(&format!("{SLURM} SLURM_PROCID=3"));
-        assert_eq!(place.seat, Seat::Rank { rank: 3, size: Some(4) });
+        assert_eq!(place.slot, Slot::Rank { rank: 3, size: Some(4) });
         assert_eq!(place.root.as_deref(), Some("n2"), "the first host of the step");
         assert_eq!(place.role(1, 2), Ok((JobRole::Worker, Some(1))));
         assert!(place.scheduler().unwrap().starts_with("n2:"));
@@ -350,9 +350,9 @@ mod tests {
             (place.by, place.root.as_deref()),
             ("OpenMPI (OMPI_COMM_WORLD_RANK)", Some("192.0.2.2"))
         );
-        assert_eq!(place.seat, Seat::Rank { rank: 1, size: Some(3) });
+        assert_eq!(place.slot, Slot::Rank { rank: 1, size: Some(3) });
         let within = found(&format!("{vars} {SLURM} SLURM_PROCID=0"));
-        assert_eq!(within.seat, Seat::Rank { rank: 1, size: Some(3) });
+        assert_eq!(within.slot, Slot::Rank { rank: 1, size: Some(3) });
         assert_eq!(within.root.as_deref(), Some("n1"));
         let local = found(
             "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=3 OMPI_COMM_WORLD_LOCAL_SIZE=3 \
@@ -405,8 +405,8 @@ mod tests {
         assert_eq!(place.role(9, 9), Ok((JobRole::Server, None)));
         assert_eq!(place.scheduler().unwrap(), "192.0.2.1:9091");
         assert_eq!(place.host.as_deref(), Some("192.0.2.5"));
-        let seat = Seat::Role { role: JobRole::Server, workers: Some(2), servers: Some(3) };
-        assert_eq!(place.seat, seat);
+        let slot = Slot::Role { role: JobRole::Server, workers: Some(2), servers: Some(3) };
+        assert_eq!(place.slot, slot);
     }
 
     #[test]

@@ -20,7 +20,7 @@ use super::subject::{Copies, Shape, Subject};
 const WARM_UP: f64 = 0.2;
 
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub(crate) struct CrowdTask {
+pub(crate) struct MultiWorkerTask {
     /// Of its requests.
     pub(crate) shape: Shape,
     pub(crate) key_cache: bool,
@@ -40,7 +40,7 @@ struct Share {
 
 /// Further fields of a row of many workers.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Crowd {
+pub(crate) struct Workers {
     pub(crate) workers: usize,
     pub(crate) servers: usize,
     pub(crate) threads: usize,
@@ -48,10 +48,10 @@ pub(crate) struct Crowd {
     pub(crate) slowest_over_mean: f64,
 }
 
-impl Crowd {
+impl Workers {
     /// For the end of a line.
     pub(super) fn text(self) -> String {
-        let Crowd { workers, servers, threads, slowest_over_mean: slowest } = self;
+        let Workers { workers, servers, threads, slowest_over_mean: slowest } = self;
         format!(
             "  {workers} workers, {servers} servers x {threads} threads; \
              slowest over mean {slowest:.2}"
@@ -61,43 +61,43 @@ impl Crowd {
 
 /// The figures of many workers.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct CrowdRate {
-    pub(crate) crowd: Crowd,
+pub(crate) struct MultiWorkerRate {
+    pub(crate) crowd: Workers,
     /// Of all together.
     pub(crate) mmsg_per_s: f64,
     pub(crate) wrong: u64,
 }
 
 /// Puts the workers' answers together.
-pub(crate) fn sum_up(config: &ClusterConfig, answers: Vec<Value>) -> Result<CrowdRate> {
+pub(crate) fn sum_up(config: &ClusterConfig, answers: Vec<Value>) -> Result<MultiWorkerRate> {
     ensure!(!answers.is_empty(), "no worker answered");
     let shares: Vec<Share> =
         answers.into_iter().map(serde_json::from_value).collect::<Result<_, _>>()?;
     let rate = |share: &Share| share.requests as f64 / share.seconds.max(1e-9) / 1e6;
     let total: f64 = shares.iter().map(rate).sum();
     let slowest = shares.iter().map(rate).fold(f64::INFINITY, f64::min);
-    let crowd = Crowd {
+    let crowd = Workers {
         workers: shares.len(),
         servers: config.servers,
         threads: config.threads,
         slowest_over_mean: milli(slowest * shares.len() as f64 / total.max(1e-9)),
     };
     let wrong = shares.iter().map(|share| share.wrong).sum();
-    Ok(CrowdRate { crowd, mmsg_per_s: total, wrong })
+    Ok(MultiWorkerRate { crowd, mmsg_per_s: total, wrong })
 }
 
 /// The worker's side.
 #[derive(Default)]
-pub(crate) struct Crowded {
+pub(crate) struct MultiWorker {
     tables: Tables,
 }
 
-impl Crowded {
+impl MultiWorker {
     pub(crate) const NAME: &str = "bench-crowd";
 
     /// Streams for the time of the task, with the shape's window in flight.
-    fn stream(&mut self, node: &mut WorkerNode, task: CrowdTask) -> Result<Share> {
-        let CrowdTask { shape, key_cache, copies, seconds, number } = task;
+    fn stream(&mut self, node: &mut WorkerNode, task: MultiWorkerTask) -> Result<Share> {
+        let MultiWorkerTask { shape, key_cache, copies, seconds, number } = task;
         let (rank, workers) = (node.rank, node.workers);
         let eager_bytes = node.config.eager_bytes;
         let requests = self.requests(&mut node.worker, eager_bytes, rank, workers);
@@ -120,7 +120,7 @@ impl Crowded {
     }
 }
 
-impl App for Crowded {
+impl App for MultiWorker {
     fn run(&mut self, node: &mut WorkerNode, body: Value) -> Result<Value, String> {
         answered(body, |task| self.stream(node, task))
     }
@@ -172,7 +172,7 @@ mod tests {
         let share = |requests| Share { requests, seconds: 2.0, wrong: 1 };
         let answers =
             [1_000_000, 3_000_000].map(|requests| serde_json::to_value(share(requests)).unwrap());
-        let CrowdRate { crowd, mmsg_per_s, wrong } =
+        let MultiWorkerRate { crowd, mmsg_per_s, wrong } =
             sum_up(&ClusterConfig::default(), answers.into()).unwrap();
         assert_eq!((crowd.workers, crowd.slowest_over_mean), (2, 0.5));
         assert_eq!((mmsg_per_s, wrong), (2.0, 2));

@@ -8,12 +8,12 @@ use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::answers::answered;
-use super::figures::quantile_us;
-use super::latency::Timed;
-use super::requests::{Requests, Tables};
-use super::subject::{Op, Shape, Subject};
 use crate::floor::place;
+use crate::measure::answers::answered;
+use crate::measure::figures::quantile_us;
+use crate::measure::latency::Timed;
+use crate::measure::requests::{Requests, Tables};
+use crate::measure::subject::{Op, Shape, Subject};
 
 /// Where the two sides run, and when requests come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]

@@ -6,6 +6,8 @@
 //! rounds. Its ratio is the median of the rounds' ratios: a machine that is slow for minutes is
 //! slow for a whole round.
 
+pub(crate) mod worker;
+
 use std::fs;
 use std::time::Duration;
 
@@ -15,13 +17,13 @@ use caravan_van::Wait;
 use clap::ValueEnum;
 use serde::Serialize;
 
-use super::figures::{median, milli, ratio};
-use super::scene::{BURST, Measured, Scene, Task, Waits};
+use self::worker::{BURST, Measured, Scene, Task, Waits};
 use crate::cli::ending::Usage;
 use crate::cli::values::{name, parse_wait};
 use crate::cli::{Common, WaitArgs};
 use crate::cluster;
 use crate::doctor::machine::Machine;
+use crate::measure::figures::{median, milli, ratio};
 use crate::report::{figure, row};
 
 row! {
