@@ -219,7 +219,7 @@ mod tests {
 
     #[test]
     fn a_job_ends_where_its_work_fails() {
-        let nodes = Launch::Threads(Handles::default(), Apps::default());
+        let nodes = Launch::Threads(caravan_kv::Handles::default(), caravan_kv::Apps::default());
         let cluster = Cluster::launch(&ClusterConfig::default(), nodes).unwrap();
         let node = &cluster.config().node;
         for _ in 0..20 {
