@@ -1,7 +1,7 @@
 //! Settings: those that all nodes of a cluster share, those that may differ, and the environment
 //! variables that set them.
 //!
-//! Nothing else in the project reads the environment; a test compares the table in README.md with
+//! Nothing else in the project reads the environment; a test compares kv/docs/variables.md with
 //! [`VARS`].
 
 mod source;

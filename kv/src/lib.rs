@@ -32,20 +32,8 @@
 //! silent, and its nodes wait as long as its lane stands. A node that lives and answers nothing is
 //! given up after `CARAVAN_REQUEST_TIMEOUT_S`. Launched nodes end with their launcher, and all
 //! nodes with their scheduler.
-//!
-//! # Glossary
-//! | here | ps-lite | papers |
-//! |---|---|---|
-//! | [`Worker`] | `KVWorker` and its customer | worker, client |
-//! | [`ServerThread`] | `KVServer` | server node, virtual server |
-//! | [`Shard`], handle | request handle | user-defined function |
-//! | node, [`node::Scheduler`] | postoffice, scheduler | server manager and task scheduler |
-//! | [`Timestamp`] | timestamp | task number |
-//! | command ([`Worker::set_command`]) | cmd | – |
-//! | [`Token`] of a kept request | `KVMeta` kept for `Response` | – |
-//! | clock | – | iteration, vector clock entry |
-//! | lane, endpoint | van | – |
-//! | table | app id | parameter namespace |
+#![doc = ""]
+#![doc = include_str!("../docs/glossary.md")]
 
 #![forbid(unsafe_code)]
 
