@@ -17,7 +17,7 @@ use crate::config::{ClusterConfig, NodeConfig};
 use crate::error::{Error, Result, panicked};
 use crate::map::Placed;
 use crate::node::{
-    self, Answered, Apps, AtDesk, Desk, Group, Party, Program, RequestId, Role, Scheduler, Step,
+    self, Answered, Apps, AtRpc, Group, Party, Program, RequestId, Role, Rpc, Scheduler, Step,
     Target, TaskId, Van,
 };
 use crate::server::{Copies, Handles};
@@ -381,8 +381,8 @@ impl Cluster {
     ///
     /// # Errors
     /// [`Error::NodeLost`].
-    pub fn desk<T>(&mut self, use_it: impl FnOnce(&mut Desk) -> T) -> Result<T> {
-        self.ask(|scheduler| scheduler.with_desk(use_it))
+    pub fn rpc<T>(&mut self, use_it: impl FnOnce(&mut Rpc) -> T) -> Result<T> {
+        self.ask(|scheduler| scheduler.with_rpc(use_it))
     }
 
     /// Waits until a request to other nodes is complete, and returns their answers, in order of the
@@ -427,7 +427,7 @@ impl Cluster {
         Ok(client)
     }
 
-    /// Has the server of this rank leave the cluster, one that has founded it as well: its shards
+    /// Makes the server of this rank leave the cluster, one that has founded it as well: its shards
     /// move to other servers while requests go on, those with copies get one more elsewhere, and
     /// all nodes are told. It ends by itself once no worker or driver has a lane to it; each closes
     /// its own when nothing is outstanding there. Returns the shards that have moved.
@@ -575,7 +575,7 @@ fn end_of_lost(child: &mut Node<Child>, scheduler: &mut Scheduler) -> Option<Exi
     let until = scheduler.now() + patience;
     loop {
         match child.run.try_wait() {
-            Ok(None) if scheduler.now() < until => scheduler.nap(LOOK_AT_CHILD).ok()?,
+            Ok(None) if scheduler.now() < until => scheduler.backoff(LOOK_AT_CHILD).ok()?,
             found => {
                 let ended = found.ok().flatten();
                 child.stands = ended.is_none();
@@ -705,7 +705,7 @@ fn end_child(child: &mut Node<Child>, scheduler: &mut Scheduler, until: Duration
         match child.run.try_wait() {
             Ok(Some(status)) if status.success() => return Ok(()),
             Ok(Some(status)) => return Err(lost(format!("it {}", how_ended(status)))),
-            Ok(None) if scheduler.now() < until => scheduler.nap(LOOK_AT_CHILD)?,
+            Ok(None) if scheduler.now() < until => scheduler.backoff(LOOK_AT_CHILD)?,
             Ok(None) => {
                 let _ = child.run.kill();
                 let _ = child.run.wait();

@@ -34,7 +34,6 @@
 //! nodes with their scheduler.
 #![doc = ""]
 #![doc = include_str!("../docs/glossary.md")]
-
 #![forbid(unsafe_code)]
 
 pub mod cache;
@@ -44,12 +43,14 @@ pub mod config;
 pub mod consistency;
 pub mod cost;
 pub mod error;
+pub mod eviction;
 pub mod export;
 pub mod files;
 pub mod filter;
 pub mod history;
 pub mod jobs;
 pub mod map;
+mod membership;
 pub mod node;
 pub mod objects;
 mod op;
@@ -61,9 +62,7 @@ pub mod sketch;
 pub mod slicer;
 pub mod table;
 mod tracker;
-pub mod turnover;
 pub mod vector;
-mod view;
 pub mod worker;
 
 pub use cluster::{Cluster, Handover, Launch, how_ended, spawn_node};
@@ -73,8 +72,8 @@ pub use error::{Error, Result};
 pub use jobs::{JobStatus, Jobs};
 pub use map::{Placed, Placement};
 pub use node::{
-    Answered, App, Apps, Asked, Desk, Group, NodeName, Recipients, RequestId, Responder, Step,
-    Target, TaskId, Token, Van, WorkerNode,
+    Answered, App, Apps, Asked, Group, Handler, NodeName, Recipients, RequestId, Rpc, Step, Target,
+    TaskId, Token, Van, WorkerNode,
 };
 pub use runs::Runs;
 pub use server::{Handles, ServerThread, Shard};

@@ -105,7 +105,7 @@ impl<V: Sum> Common<V> {
         self.span(chunk).count() as usize * self.width
     }
 
-    /// Has all threads end with this reason, unless they have another one.
+    /// Makes all threads end with this reason, unless they have another one.
     fn stop(&self, reason: String) {
         self.lock().stopped.get_or_insert(reason);
         self.threads.notify_all();

@@ -334,7 +334,7 @@ fn what_is_asked_too_early_or_makes_no_sense_closes_the_lane() {
     for words in [
         barrier("early"),
         missing_at("early"),
-        json!({ "Post": { "Request": { "id": 1, "to": { "Group": 7 }, "responder": "r",
+        json!({ "Post": { "Request": { "id": 1, "to": { "Group": 7 }, "handler": "r",
             "command": 0, "body": "" } } }),
         json!({ "Post": { "Answer": { "number": 1, "outcome": { "Ok": "no base 64" } } } }),
         json!({ "Alive": {} }),

@@ -432,7 +432,7 @@ fn come_and_go(network: &Network, seed: u64) -> Met {
     met
 }
 
-/// Has a server leave; others may move shards there meanwhile, so that it takes several attempts.
+/// Makes a server leave; others may move shards there meanwhile, so that it takes several attempts.
 fn release(cluster: &Cluster, rank: usize, is_disturbed: bool) -> usize {
     for _ in 0..50 {
         match cluster.release_server(rank) {
@@ -510,7 +510,7 @@ fn a_server_waits_for_clients_and_may_die_meanwhile() {
     });
 }
 
-/// Has a driver ask a server to leave and die after a while, and asks again; returns whether that
+/// Makes a driver ask a server to leave and die after a while, and asks again; returns whether that
 /// was needed.
 fn ask_twice(network: &Network, seed: u64) -> bool {
     let config = ClusterConfig { servers: 1, workers: 1, ..ClusterConfig::default() };

@@ -7,7 +7,7 @@
 
 #[path = "support/simulated.rs"]
 mod simulated;
-#[path = "../src/node/scheduler/keeper/small_disk.rs"]
+#[path = "../src/node/scheduler/state_store/small_disk.rs"]
 mod small_disk;
 
 use std::cell::{Cell, RefCell};
@@ -19,8 +19,8 @@ use std::time::Duration;
 
 use caravan_kv::node::{Scheduler, run_server, run_worker};
 use caravan_kv::{
-    App, Apps, Asked, Cluster, ClusterConfig, Desk, Error, Group, Handles, Jobs, NodeConfig,
-    Responder, SecretSource, TableSpec, Target, ValueType, Van, WorkerNode,
+    App, Apps, Asked, Cluster, ClusterConfig, Error, Group, Handler, Handles, Jobs, NodeConfig,
+    Rpc, SecretSource, TableSpec, Target, ValueType, Van, WorkerNode,
 };
 use caravan_van::Secret;
 use caravan_van::sim::{Faults, Network, Node, for_each_seed};
@@ -56,7 +56,7 @@ impl App for Works {
         let mut works = || -> Result<(), Error> {
             table(node, node.rank as u64)?;
             node.barrier("before")?;
-            let asked = node.desk(|desk| desk.ask(Group::WORKERS, "takes", 7, b"it"))??;
+            let asked = node.rpc(|rpc| rpc.ask(Group::WORKERS, "takes", 7, b"it"))??;
             let answers = node.wait_for(asked, 60 * SECOND)?;
             assert_eq!(answers.len(), WORKERS);
             assert!(answers.iter().all(|answer| answer.outcome.as_deref() == Ok(b"taken")));
@@ -159,16 +159,16 @@ fn run_in(folder: &Path, seed: u64, kills: u64, meanwhile: Meanwhile<'_>) -> u64
     let mut nodes: Vec<_> = servers.collect();
     nodes.extend((0..WORKERS).map(|rank| {
         let (node, shared) = (config.node.clone(), shared.clone());
-        let takes = move || -> Box<dyn Responder> {
+        let takes = move || -> Box<dyn Handler> {
             let shared = shared.clone();
-            Box::new(move |desk: &mut Desk, asked: Asked| {
+            Box::new(move |rpc: &mut Rpc, asked: Asked| {
                 shared.taken.fetch_add(1, Ordering::Relaxed);
-                desk.answer(asked.token, b"taken").unwrap();
+                rpc.answer(asked.token, b"taken").unwrap();
             })
         };
         let apps =
             Apps::default().with("works", || Box::new(Works)).with("part", || Box::new(Part));
-        let apps = apps.with_responder("takes", takes);
+        let apps = apps.with_handler("takes", takes);
         network
             .spawn(&format!("worker {rank}"), move |_| run_worker(&node, Some(rank), &apps, false))
     }));

@@ -239,7 +239,7 @@ impl SchedulerLane {
                         if peer != self.peer {
                             continue; // of an attempt that was given up
                         }
-                        if let Some(heard) = self.take_in(&message)? {
+                        if let Some(heard) = self.ingest(&message)? {
                             return Ok(Some(heard));
                         }
                     }
@@ -254,8 +254,8 @@ impl SchedulerLane {
     }
 
     /// Takes in a message, and acknowledges it.
-    fn take_in(&mut self, message: &Message) -> Result<Option<Heard>> {
-        let (number, said) = match self.session.take_in(message) {
+    fn ingest(&mut self, message: &Message) -> Result<Option<Heard>> {
+        let (number, said) = match self.session.ingest(message) {
             Ok(Incoming::Acknowledged) => return Ok(None),
             Ok(Incoming::Known { number }) => (number, None),
             Ok(Incoming::New { number, said }) => (number, Some(said)),

@@ -9,13 +9,13 @@ mod admission;
 mod exchange;
 mod further;
 mod jobs;
-mod keeper;
 mod plane;
 mod posts;
 mod requests;
 mod service;
 mod sessions;
 mod state;
+mod state_store;
 mod tasks;
 
 use std::sync::Arc;
@@ -32,14 +32,14 @@ use super::control::{
     self, Command, Gathered, JobStatus, Loss, Losses, Order, Program, Roster, Submitted, Target,
     Waited,
 };
-use super::desk::{AtDesk, Desk};
 use super::lane::{self, Heard, SchedulerLane};
 use super::roles::without_threads;
+use super::rpc::{AtRpc, Rpc};
 use super::thread::NodeThread;
 use crate::config::{ClusterConfig, NodeConfig};
 use crate::error::{Error, Result};
+use crate::membership::Departed;
 use crate::node::Van;
-use crate::view::Departed;
 use crate::worker::{News, ServerAddress};
 
 /// Longest sleep while waiting: how often a caller of [`Scheduler::gather`] checks its children.
@@ -67,7 +67,7 @@ pub struct Scheduler {
     /// `None` for the scheduler of another process.
     serving: Option<Serving>,
     config: ClusterConfig,
-    desk: Desk,
+    rpc: Rpc,
     /// The cluster, once it is complete.
     roster: Option<Roster>,
     /// The request to hear of losses, and what was heard.
@@ -234,7 +234,7 @@ impl Scheduler {
             lane,
             serving: None,
             config,
-            desk: Desk::default(),
+            rpc: Rpc::default(),
             roster: None,
             watch: 0,
             losses: Losses::default(),
@@ -432,7 +432,7 @@ impl Scheduler {
                 any = true;
                 self.enter(heard)?;
             }
-            if !self.desk.flush(&mut self.lane, Command::Post)? {
+            if !self.rpc.flush(&mut self.lane, Command::Post)? {
                 return Ok(any);
             }
         }
@@ -461,13 +461,13 @@ impl Scheduler {
                 self.gathered = Some(serde_json::from_str(&body)?);
             }
             Heard::Answer { to, body } if to == self.asked => self.answer = Some(body),
-            Heard::Answer { to, body } => self.desk.acknowledge(to, &body)?,
-            Heard::Order { number, order: Order::Letters(letters) } => {
+            Heard::Answer { to, body } => self.rpc.acknowledge(to, &body)?,
+            Heard::Order { number, order: Order::Envelopes(envelopes) } => {
                 self.lane.answer(number, &())?;
-                self.desk.deliver(letters);
+                self.rpc.deliver(envelopes);
             }
             Heard::Order { .. } => {} // for nodes only
-            Heard::Refused { to, why } if self.desk.refused(to, &why) => {}
+            Heard::Refused { to, why } if self.rpc.refused(to, &why) => {}
             Heard::Refused { why, .. } => {
                 self.cancelled()?;
                 return Err(Error::Config(why));
@@ -560,7 +560,7 @@ impl Scheduler {
     ///
     /// # Errors
     /// As [`Scheduler::poll`].
-    pub(crate) fn nap(&mut self, time: Duration) -> Result<()> {
+    pub(crate) fn backoff(&mut self, time: Duration) -> Result<()> {
         self.poll()?;
         self.lane.wait(time)
     }
@@ -590,9 +590,9 @@ impl Scheduler {
     }
 }
 
-impl AtDesk for Scheduler {
-    fn desk(&mut self) -> &mut Desk {
-        &mut self.desk
+impl AtRpc for Scheduler {
+    fn rpc(&mut self) -> &mut Rpc {
+        &mut self.rpc
     }
 
     fn lane(&mut self) -> &mut SchedulerLane {

@@ -269,8 +269,8 @@ impl Core {
         &self.participants[self.participants[self.running].machine].hands
     }
 
-    /// Has the clock of the node called `name` run `rate` times as fast from now on. False if there
-    /// is no such node.
+    /// Makes the clock of the node called `name` run `rate` times as fast from now on. False if
+    /// there is no such node.
     pub(super) fn skew(&mut self, name: &str, rate: f64) -> bool {
         let Some(id) = self.living(name) else { return false };
         let machine = self.participants[id].machine;

@@ -129,7 +129,7 @@ impl Service {
             first_thread: 0,
             workers: self.config.workers,
             server_losses_max: self.config.node.server_losses_max,
-            away_max: match self.keeper {
+            away_max: match self.state_store {
                 Some(_) => self.config.node.scheduler_away,
                 None => Duration::ZERO,
             },

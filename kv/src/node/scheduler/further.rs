@@ -12,7 +12,7 @@ use super::super::members::{Member, Seat};
 use super::super::reach;
 use super::jobs::Jobs;
 use super::plane::Plane;
-use crate::view::{Departed, Event};
+use crate::membership::{Departed, Event};
 
 /// The vans of a server that wants to join the others, and its entry for them.
 ///
@@ -107,7 +107,7 @@ pub(super) fn announce_leave(
     Ok(threads)
 }
 
-/// Has a server leave whose threads own nothing any more, and tells everybody.
+/// Makes a server leave whose threads own nothing any more, and tells everybody.
 ///
 /// # Errors
 /// As [`may_leave`].
@@ -123,9 +123,11 @@ pub(super) fn let_leave(
     if !departed.iter().map(|it| it.thread).eq(threads) {
         return Err(format!("not all threads of server {rank} own nothing"));
     }
-    if let Some(Departed { thread, heir, .. }) = departed.iter().find(|it| !plane.stays(it.heir)) {
+    if let Some(Departed { thread, successor, .. }) =
+        departed.iter().find(|it| !plane.stays(it.successor))
+    {
         return Err(format!(
-            "server thread {heir}, which was to have the place of {thread}, is gone"
+            "server thread {successor}, which was to have the place of {thread}, is gone"
         ));
     }
     let seat = Seat { role: Role::Server, rank };

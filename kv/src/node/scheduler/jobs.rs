@@ -123,7 +123,7 @@ impl Jobs {
         self.drivers.values().any(|driver| driver.awaited.is_some())
     }
 
-    /// Enters that a driver has come back.
+    /// Records that a driver has come back.
     pub(super) fn is_back(&mut self, session: SessionId) {
         self.drivers.entry(session).and_modify(|driver| driver.awaited = None);
     }
@@ -314,7 +314,7 @@ impl Jobs {
         self.settle(plane);
     }
 
-    /// Enters a worker's result of a task that it runs.
+    /// Records a worker's result of a task that it runs.
     pub(super) fn report(&mut self, plane: &mut Plane, at: At, report: Report) {
         self.tasks.report(at.task, at.rank, report);
         self.send_ready(plane);

@@ -10,7 +10,7 @@ use super::super::group::NodeName;
 use super::super::members::{Members, Seat};
 use super::super::session::{SessionId, Speech};
 use super::sessions::Sessions;
-use crate::view::Event;
+use crate::membership::Event;
 use crate::worker::ServerAddress;
 
 /// The control plane, seen from its middle. It does no I/O: what is said is sent when it is saved.

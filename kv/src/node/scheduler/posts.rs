@@ -5,10 +5,10 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 
 use super::super::barriers::{Barriers, NAME_BYTES_MAX, Party, Waiting};
-use super::super::control::{Acknowledged, Letter, Order, Post};
-use super::super::desk::BODY_BYTES_MAX;
+use super::super::control::{Acknowledged, Envelope, Order, Post};
 use super::super::group::{NodeName, Recipients};
 use super::super::members::{Members, Violation};
+use super::super::rpc::BODY_BYTES_MAX;
 use super::super::session::SessionId;
 use super::exchange::{Batch, Exchange, Question};
 use super::jobs::Jobs;
@@ -37,7 +37,7 @@ impl Reply {
     }
 }
 
-/// All letters under way, and all barriers.
+/// All envelopes under way, and all barriers.
 #[derive(Default, Serialize, Deserialize)]
 pub(super) struct Posts {
     exchange: Exchange,
@@ -49,7 +49,7 @@ impl Posts {
     ///
     /// # Errors
     /// If it breaks the rules.
-    pub(super) fn take_in(
+    pub(super) fn ingest(
         &mut self,
         plane: &mut Plane,
         jobs: &Jobs,
@@ -61,7 +61,7 @@ impl Posts {
         Ok(())
     }
 
-    /// Enters what a node wants; returns what is to be answered now.
+    /// Records what a node wants; returns what is to be answered now.
     fn enter(
         &mut self,
         plane: &Plane,
@@ -71,10 +71,10 @@ impl Posts {
     ) -> Result<Vec<Reply>, Violation> {
         let from = sender.node;
         let outcome = match post {
-            Post::Request { id, to, responder, command, body } => {
-                check(responder.len(), NAME_BYTES_MAX)?;
+            Post::Request { id, to, handler, command, body } => {
+                check(handler.len(), NAME_BYTES_MAX)?;
                 check(body.0.len(), BODY_BYTES_MAX)?;
-                let question = Question { asker: from, id, responder, command, body };
+                let question = Question { asker: from, id, handler, command, body };
                 let nodes = recipients(plane, jobs, from, to);
                 let asked =
                     nodes.and_then(|nodes| self.exchange.ask(&question, &nodes).map(|()| nodes));
@@ -139,21 +139,21 @@ impl Posts {
         for Unheard { rank, failure } in unheard {
             let worker = NodeName::Worker(rank);
             if plane.session(worker).is_some() {
-                self.exchange.tell(worker, Letter::Failed(failure));
+                self.exchange.tell(worker, Envelope::Failed(failure));
             }
         }
         self.hand_on(plane);
     }
 
-    /// Enters that a node has taken the letters of this batch, and sends it the next ones; returns
-    /// false if it has none.
+    /// Records that a node has taken the envelopes of this batch, and sends it the next ones;
+    /// returns false if it has none.
     pub(super) fn taken(&mut self, plane: &mut Plane, node: NodeName, number: u64) -> bool {
         let is_taken = self.exchange.taken(node, number);
         self.hand_on(plane);
         is_taken
     }
 
-    /// Answers nodes, and hands on letters.
+    /// Answers nodes, and hands on envelopes.
     fn reply(&mut self, plane: &mut Plane, replies: Vec<Reply>) {
         for Reply { session, timestamp, outcome } in replies {
             match outcome {
@@ -164,11 +164,11 @@ impl Posts {
         self.hand_on(plane);
     }
 
-    /// Sends the letters of nodes that have taken their last ones.
+    /// Sends the envelopes of nodes that have taken their last ones.
     fn hand_on(&mut self, plane: &mut Plane) {
-        while let Some(Batch { number, to, letters }) = self.exchange.next() {
+        while let Some(Batch { number, to, envelopes }) = self.exchange.next() {
             if let Some(session) = plane.session(to) {
-                plane.order(session, number, &Order::Letters(letters));
+                plane.order(session, number, &Order::Envelopes(envelopes));
             }
         }
     }

@@ -7,14 +7,14 @@ use super::super::members::{Seat, Violation};
 use super::super::session::{Said, SessionId, Speech};
 use super::further;
 use super::jobs::{Gathers, Submission, Watch};
-use super::keeper::Keeper;
 use super::service::{LEAVE_WITHIN, Service, WARN_EVERY};
 use super::state::State;
+use super::state_store::StateStore;
 use super::tasks::At;
 
 impl Service {
     /// Does what a driver wants.
-    pub(super) fn obey(&mut self, session: SessionId, said: &Said) -> Result<(), Violation> {
+    pub(super) fn dispatch(&mut self, session: SessionId, said: &Said) -> Result<(), Violation> {
         let timestamp = said.of;
         let State { plane, jobs, posts, .. } = &mut self.state;
         let now = plane.now;
@@ -42,7 +42,7 @@ impl Service {
                 return Ok(());
             }
             (Command::Paused, _) => {
-                let paused = self.keeper.as_ref().and_then(Keeper::paused);
+                let paused = self.state_store.as_ref().and_then(StateStore::paused);
                 plane.tell(session, timestamp, &paused);
                 return Ok(());
             }
@@ -86,7 +86,7 @@ impl Service {
             }
             Command::Post(post) => {
                 let node = jobs.name(session).ok_or(Violation::Job)?;
-                return posts.take_in(plane, jobs, Waiting { node, session, timestamp }, post);
+                return posts.ingest(plane, jobs, Waiting { node, session, timestamp }, post);
             }
             Command::Wait { task } => jobs.wait(plane, session, (timestamp, task)),
             Command::First { tasks } => jobs.wait_first(plane, session, (timestamp, tasks)),
@@ -134,7 +134,7 @@ impl Service {
             Ask::Post(post) => {
                 let Seat { role, rank } = self.state.plane.members.of(session, "other nodes")?;
                 let sender = Waiting { node: NodeName::of(role, rank), session, timestamp };
-                self.state.posts.take_in(&mut self.state.plane, &self.state.jobs, sender, post)
+                self.state.posts.ingest(&mut self.state.plane, &self.state.jobs, sender, post)
             }
             Ask::Spawn { task, target, app, body } => {
                 let seat = self.state.plane.members.of(session, "a sub-task")?;

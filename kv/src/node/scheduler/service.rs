@@ -1,6 +1,6 @@
 //! The thread that schedules: it hears what nodes and drivers say, notices lost nodes and tells
 //! everybody about them. How the cluster comes together is in `admission.rs`, what is asked in
-//! `requests.rs`, tasks in `jobs.rs`, letters and barriers in `posts.rs`, servers that join or
+//! `requests.rs`, tasks in `jobs.rs`, envelopes and barriers in `posts.rs`, servers that join or
 //! leave the complete cluster in `further.rs`.
 //!
 //! It owns the control plane's endpoint and waits only there. Drivers ask it as nodes do, by
@@ -24,9 +24,9 @@ use super::super::group::NodeName;
 use super::super::lane::control_config;
 use super::super::members::{Members, Seat, Violation};
 use super::super::session::{Resume, Said, SessionId, Speech};
-use super::keeper::{self, Keeper};
 use super::plane::Plane;
 use super::state::{Kept, Lineage, State};
+use super::state_store::{self, StateStore};
 use crate::config::{ClusterConfig, NodeConfig};
 use crate::error::{Error, Result};
 
@@ -50,7 +50,7 @@ pub(super) struct Service {
     /// The driver that started the cluster, which ends with it.
     pub(super) launcher: Launcher,
     /// Where the state is kept, if it is.
-    pub(super) keeper: Option<Keeper>,
+    pub(super) state_store: Option<StateStore>,
     /// Until when it says nothing, after it has come back, unless all are back before.
     silent_until: Option<Duration>,
     /// When the last state was saved, in time listened.
@@ -83,8 +83,9 @@ impl Service {
         stop: Arc<AtomicBool>,
     ) -> Result<Service> {
         let place = config.node.state.as_deref();
-        let mut keeper = place.map(|place| Keeper::open(place, config.node.job)).transpose()?;
-        let kept = keeper.as_mut().map(Keeper::load::<Kept<State>>).transpose()?.flatten();
+        let mut state_store =
+            place.map(|place| StateStore::open(place, config.node.job)).transpose()?;
+        let kept = state_store.as_mut().map(StateStore::load::<Kept<State>>).transpose()?.flatten();
         kept.as_ref().map_or(Ok(()), |kept| kept.check(&config))?;
         let listen = match &kept {
             Some(kept) if config.node.scheduler.ends_with(":0") => kept.address.clone(),
@@ -94,7 +95,7 @@ impl Service {
             Some(Kept { lineage, state, .. }) => (lineage, Some(state)),
             None => (Lineage::new(), None),
         };
-        if keeper.is_some() {
+        if state_store.is_some() {
             lineage.go_on();
         }
         // A node tells by it whether this is the scheduler of its cluster.
@@ -116,7 +117,7 @@ impl Service {
             config,
             own,
             launcher: Launcher { identity: driver, is_gone: false, ends: None },
-            keeper,
+            state_store,
             silent_until,
             saved: Duration::ZERO,
             has_strangers: false,
@@ -144,12 +145,12 @@ impl Service {
             }
             self.commit()?;
             if !any {
-                self.endpoint.wait(self.nap())?;
+                self.endpoint.wait(self.backoff())?;
             }
         }
         let has_ended = self.has_ended();
-        if let Some(keeper) = self.keeper.as_mut().filter(|_| has_ended) {
-            keeper.clear();
+        if let Some(state_store) = self.state_store.as_mut().filter(|_| has_ended) {
+            state_store.clear();
         }
         Ok(())
     }
@@ -179,10 +180,10 @@ impl Service {
 
     /// Saves what has changed, if it is kept; returns false if there is no room for it.
     fn save(&mut self) -> Result<bool> {
-        let Service { endpoint, state, lineage, config, keeper, .. } = self;
+        let Service { endpoint, state, lineage, config, state_store, .. } = self;
         let is_complete = matches!(state.chosen, Some(Ok(_)));
         let is_due = is_complete && state.plane.sessions.has_news();
-        let Some(keeper) = keeper.as_mut().filter(|_| is_due) else { return Ok(true) };
+        let Some(state_store) = state_store.as_mut().filter(|_| is_due) else { return Ok(true) };
         let next = lineage.next();
         let kept = Kept {
             lineage: next.clone(),
@@ -192,7 +193,7 @@ impl Service {
             address: endpoint.lanes.address().to_owned(),
             state: &*state,
         };
-        let is_saved = keeper.save(state.plane.now, next.number(), &kept)?;
+        let is_saved = state_store.save(state.plane.now, next.number(), &kept)?;
         if is_saved {
             *lineage = next;
             self.saved = state.plane.members.listened();
@@ -202,18 +203,18 @@ impl Service {
     }
 
     /// How long the thread may sleep.
-    fn nap(&self) -> Duration {
+    fn backoff(&self) -> Duration {
         let Plane { now, launcher, ref members, .. } = self.state.plane;
         let gathers = self.state.jobs.drivers.values();
         let gathers = gathers.filter_map(|driver| driver.gathers.as_ref());
         let gathers = gathers.map(|gathers| gathers.until.min(gathers.warn_at));
         let ends = self.launcher.ends.map(|(_, until)| until);
         let first = launcher.is_none().then_some(now + FIRST_NAP);
-        let paused = self.keeper.as_ref().and_then(Keeper::paused);
-        let again = paused.map(|_| now + keeper::AGAIN);
+        let paused = self.state_store.as_ref().and_then(StateStore::paused);
+        let again = paused.map(|_| now + state_store::AGAIN);
         let timers = gathers.chain(ends).chain(first).chain(again);
-        let naps = timers.map(|until| until.saturating_sub(now));
-        naps.fold(members.until_check(), Duration::min)
+        let backoffs = timers.map(|until| until.saturating_sub(now));
+        backoffs.fold(members.until_check(), Duration::min)
     }
 
     /// Serves pending requests; returns whether there were any.
@@ -240,7 +241,7 @@ impl Service {
             };
             let session = self.state.plane.sessions.at(peer);
             let (Some(session), Some(message)) = (session, message) else { continue };
-            let heard = self.state.plane.sessions.take_in(session, &message);
+            let heard = self.state.plane.sessions.ingest(session, &message);
             let outcome = match heard {
                 Ok(None) => Ok(()),
                 Ok(Some(said)) => self.hear(session, &said),
@@ -253,7 +254,7 @@ impl Service {
         Ok(any)
     }
 
-    /// Enters a lane that has proved who it is.
+    /// Records a lane that has proved who it is.
     fn connected(&mut self, peer: PeerId, hello: &Hello) {
         let State { plane, jobs, .. } = &mut self.state;
         let session = plane.sessions.begin(peer, hello);
@@ -274,7 +275,7 @@ impl Service {
                 self.resume(session, said.read()?)
             }
             Speech::Resume => Err(Violation::Speech(said.speech)),
-            _ if self.state.jobs.drivers.contains_key(&session) => self.obey(session, said),
+            _ if self.state.jobs.drivers.contains_key(&session) => self.dispatch(session, said),
             _ => self.serve(session, said),
         }
     }
@@ -296,7 +297,7 @@ impl Service {
         }
         let heard = plane.sessions.stamp(session);
         if !lineage.has(heard) {
-            let place = self.keeper.as_ref().map_or("", Keeper::place);
+            let place = self.state_store.as_ref().map_or("", StateStore::place);
             let known = plane.sessions.earlier(session);
             let seat = known.and_then(|known| plane.members.of(known, "").ok());
             let node = seat.map_or("a node".to_owned(), |seat| seat.to_string());
@@ -395,7 +396,7 @@ impl Service {
         }
     }
 
-    /// Has the others go on: nobody waits for this worker at barriers, in tasks and for answers.
+    /// Makes the others go on: nobody waits for this worker at barriers, in tasks and for answers.
     fn go_on_without(&mut self, seat: Seat, reason: &str) {
         match self.state.plane.members.has_left(seat) {
             true => tracing::info!(node = %seat, "has left"),
