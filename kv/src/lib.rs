@@ -19,7 +19,7 @@
 //!
 //! # Thread rules
 //! A [`Worker`] and what it hands out belong to one thread. A [`ServerThread`] owns its shards. The
-//! scheduler serves nodes on a thread of its own (`node/scheduler/service.rs`); each node has
+//! scheduler serves nodes on a thread of its own (`node/scheduler/thread.rs`); each node has
 //! another for heartbeats (`node/heartbeat.rs`).
 //!
 //! # Who is lost

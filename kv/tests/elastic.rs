@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use caravan_kv::node::{Ended, Scheduler, join_server, run_server, run_worker};
+use caravan_kv::node::{Ended, SchedulerClient, join_server, run_server, run_worker};
 use caravan_kv::{
     App, Apps, Cluster, ClusterConfig, Error, Handles, Launch, NodeConfig, Placement, SecretSource,
     Table, TableSpec, Target, TaskId, Timestamp, ValueType, Worker, WorkerNode,
@@ -597,7 +597,7 @@ fn servers_that_may_not_join_hear_why() {
     config.node = support::node(support::any());
     config.node.secret = SecretSource::Given(Secret::random());
     config.node.join_timeout = TIMEOUT;
-    let mut scheduler = Scheduler::bind(&config).unwrap();
+    let mut scheduler = SchedulerClient::bind(&config).unwrap();
     config.node.scheduler = scheduler.address().to_owned();
     let node = &config.node;
     let error = refused(node);

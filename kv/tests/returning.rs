@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use caravan_kv::node::{Scheduler, run_server, run_worker};
+use caravan_kv::node::{SchedulerClient, run_server, run_worker};
 use caravan_kv::{
     App, Apps, Asked, Cluster, ClusterConfig, Error, Group, Handler, Handles, Jobs, NodeConfig,
     Rpc, SecretSource, TableSpec, Target, ValueType, Van, WorkerNode,
@@ -102,7 +102,7 @@ fn start(network: &Network, config: &ClusterConfig, shared: &Arc<Shared>) -> Nod
 fn try_for_a_while(network: &Network, config: &ClusterConfig) -> Option<String> {
     let config = config.clone();
     let tried = network.spawn("scheduler", move |_| {
-        let mut scheduler = Scheduler::bind(&config)?;
+        let mut scheduler = SchedulerClient::bind(&config)?;
         scheduler.gather(|| Ok(()))?;
         scheduler.watch(|| true)
     });
@@ -129,7 +129,7 @@ fn start_first(network: &Network, config: &mut ClusterConfig, shared: &Arc<Share
 
 /// Schedules until the cluster is over.
 fn schedule(config: &ClusterConfig, shared: &Shared) {
-    let mut scheduler = Scheduler::bind(config).unwrap();
+    let mut scheduler = SchedulerClient::bind(config).unwrap();
     scheduler.address().clone_into(&mut shared.address.lock().unwrap());
     scheduler.gather(|| Ok(())).unwrap();
     scheduler.watch(|| !shared.is_over.load(Ordering::Relaxed)).unwrap();

@@ -15,7 +15,7 @@ use crate::config::NodeConfig;
 use crate::error::{Error, Result, with_sources};
 
 /// Longest sleep while a lane comes up.
-const NAP: Duration = Duration::from_millis(100);
+const BACKOFF: Duration = Duration::from_millis(100);
 
 /// Time between two attempts to reach the scheduler.
 const RETRY: Duration = Duration::from_millis(100);
@@ -421,7 +421,7 @@ fn greeted(
                 _ => {}
             }
         }
-        endpoint.wait(NAP)?;
+        endpoint.wait(BACKOFF)?;
     }
     Ok(Err(caravan_van::Error::NotConnected { peer }))
 }

@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::worker::News;
 
 /// Longest sleep while waiting.
-const NAP: Duration = Duration::from_millis(100);
+const BACKOFF: Duration = Duration::from_millis(100);
 
 /// Time between two warnings of a wait.
 const WARN_EVERY: Duration = Duration::from_secs(10);
@@ -152,7 +152,7 @@ impl Member {
             if self.ended || !goes_on(&self.changes) {
                 return Ok(None);
             }
-            self.lane.wait(NAP)?;
+            self.lane.wait(BACKOFF)?;
         }
     }
 
@@ -267,7 +267,7 @@ impl Member {
                 warned = now;
                 tracing::warn!(scheduler = self.lane.address(), "still waiting for {missing}");
             }
-            self.lane.wait(NAP)?;
+            self.lane.wait(BACKOFF)?;
         }
     }
 

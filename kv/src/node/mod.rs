@@ -54,5 +54,5 @@ pub(crate) use roles::watched_client;
 pub use roles::{App, Apps, Ended, WorkerNode, client, join_server, run_server, run_worker};
 pub use rpc::{Answered, Asked, BODY_BYTES_MAX, Handler, RequestId, Rpc, Token};
 pub(crate) use rpc::{AtRpc, Handlers};
-pub use scheduler::{Scheduler, TaskId};
+pub use scheduler::{SchedulerClient, TaskId};
 pub use vitals::{LanesByVan, NodeState, Vitals};

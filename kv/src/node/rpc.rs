@@ -28,7 +28,7 @@ const REQUESTS_MAX: usize = 10_000;
 const POSTS_MAX: usize = CREDITS as usize / 2;
 
 /// Longest sleep while waiting.
-const NAP: Duration = Duration::from_millis(100);
+const BACKOFF: Duration = Duration::from_millis(100);
 
 /// How long the scheduler may take to name the nodes missing at a barrier.
 const SAY_WHO: Duration = Duration::from_secs(2);
@@ -432,7 +432,7 @@ pub(crate) trait AtRpc {
                 let (what, missing) = self.rpc().awaited(request);
                 return Err(Error::Timeout { what, seconds: waited.as_secs_f64(), missing });
             }
-            self.lane().wait(NAP.min(timeout - waited))?;
+            self.lane().wait(BACKOFF.min(timeout - waited))?;
         }
     }
 

@@ -6,7 +6,7 @@
 mod clients;
 mod keys;
 mod parking;
-mod service;
+mod thread;
 
 use std::io::{self, Write};
 use std::sync::atomic::AtomicBool;

@@ -25,7 +25,7 @@ pub(crate) struct News {
 pub(crate) type Watch = Box<dyn FnMut() -> Result<News>>;
 
 /// Longest sleep while waiting: a waiting worker checks its watch at least this often.
-const NAP: Duration = Duration::from_millis(100);
+const BACKOFF: Duration = Duration::from_millis(100);
 
 /// Backoffs after which a worker checks its watch even if all its waits are short.
 const LOOK_EVERY: u32 = 1024;
@@ -59,7 +59,7 @@ impl Waits {
         Waits {
             watch: None,
             spares: false,
-            backoff: NAP,
+            backoff: BACKOFF,
             is_failing: false,
             backoffs_left: LOOK_EVERY,
             look_every: LOOK_EVERY,
@@ -110,7 +110,7 @@ impl Waits {
     /// Adds a watch over nodes that send a heartbeat every `heartbeat`. It runs about ten times as
     /// often.
     pub(crate) fn watching(self, watch: Watch, heartbeat: Duration) -> Waits {
-        Waits { watch: Some(watch), backoff: NAP.min(heartbeat / 10), ..self }
+        Waits { watch: Some(watch), backoff: BACKOFF.min(heartbeat / 10), ..self }
     }
 }
 

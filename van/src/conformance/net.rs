@@ -13,7 +13,7 @@ use crate::{Buffer, Error, Event, FRAME_PREFIX, Limits, PeerId, Shared, Transpor
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// How long a node sleeps when there was nothing to do at any.
-const NAP: Duration = Duration::from_micros(100);
+const BACKOFF: Duration = Duration::from_micros(100);
 
 /// What memory holds that nobody has written.
 pub(super) const UNTOUCHED: u8 = 0xee;
@@ -108,7 +108,7 @@ impl<T: Transport> Net<T> {
             let living = self.vans.iter().flatten().count().max(1);
             self.backoffs += 1;
             let van = self.vans.iter_mut().flatten().nth(self.backoffs % living);
-            van.into_iter().for_each(|van| van.wait(NAP).expect("the van itself works"));
+            van.into_iter().for_each(|van| van.wait(BACKOFF).expect("the van itself works"));
         }
     }
 

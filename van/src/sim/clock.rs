@@ -48,7 +48,7 @@ pub(super) struct Core {
     flights: u64,
     ports: Vec<Port>,
     /// By port, the one that has taken over its address.
-    heirs: BTreeMap<u32, u32>,
+    successors: BTreeMap<u32, u32>,
     /// Numbers given out.
     numbers: u64,
     participants: Vec<Participant>,
@@ -109,7 +109,7 @@ impl World {
             under_way: BinaryHeap::new(),
             flights: 0,
             ports: Vec::new(),
-            heirs: BTreeMap::new(),
+            successors: BTreeMap::new(),
             numbers: 0,
             participants: Vec::new(),
             alarms: BTreeSet::new(),

@@ -31,9 +31,9 @@
 //! Path: codec > thread > **tables** > shard > store > answer.
 
 mod gathered;
-mod marks;
 mod models;
 mod serve;
+mod sessions;
 mod sums;
 mod tables;
 mod way;
@@ -46,8 +46,8 @@ use caravan_van::wire::Kind;
 use caravan_van::{Connections, Draft, Endpoint, KeyRange, PeerId, Pool, Shared, Values};
 use serde::{Deserialize, Serialize};
 
-use self::marks::{Applied, Sender, Watermarks};
 use self::models::{Awaiting, tells_clock};
+use self::sessions::{Applied, Sender, Sessions};
 use self::sums::Sum;
 use self::way::{Head, Lane, Posted, Way};
 use super::admission::Standing;
@@ -92,7 +92,7 @@ pub(in crate::server) struct Chain {
     is_whole: bool,
     /// The lane on which they come, until they are.
     comes_from: Option<PeerId>,
-    applied: Watermarks,
+    applied: Sessions,
     /// The thread behind this one.
     next: Option<usize>,
     link: Link,
@@ -258,7 +258,7 @@ impl Chain {
             is_asynchronous: spec.asynchronous,
             is_whole,
             comes_from: None,
-            applied: Watermarks::new(pool),
+            applied: Sessions::new(pool),
             next: None,
             link: Link::Unasked,
             copying: None,

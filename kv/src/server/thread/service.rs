@@ -23,7 +23,7 @@ use crate::server::handle::Handles;
 use crate::server::tables::{Admitted, Client, Held, RETRY, Step, Tables, Trouble, Waiting};
 
 /// Longest sleep while idle, and so the longest delay until a thread notices that it must stop.
-const NAP: Duration = Duration::from_millis(100);
+const BACKOFF: Duration = Duration::from_millis(100);
 
 /// How long a thread that has left goes on without any client: one that has opened a lane shows
 /// here within this time.
@@ -106,7 +106,7 @@ impl ShardService {
                 if self.farewell.has_left && self.has_parted() {
                     return Ok(());
                 }
-                self.endpoint.wait(if self.is_moving { RETRY } else { NAP })?;
+                self.endpoint.wait(if self.is_moving { RETRY } else { BACKOFF })?;
             }
         }
         Ok(())

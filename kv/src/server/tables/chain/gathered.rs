@@ -15,7 +15,7 @@
 
 use caravan_van::{Connections, KeyRange, Pool};
 
-use super::marks::Sender;
+use super::sessions::Sender;
 use super::{Chain, Chains, Inputs, Link, Unconfirmed};
 use crate::consistency::Access;
 use crate::op::{BITS, FINISHES, Op};

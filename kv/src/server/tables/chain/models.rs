@@ -22,7 +22,7 @@ use std::collections::VecDeque;
 
 use caravan_van::Connections;
 
-use super::marks::Sender;
+use super::sessions::Sender;
 use super::{Chain, Chains, Inputs, Unconfirmed};
 use crate::consistency::{Access, Order, WaitReason};
 use crate::op::{BITS, Op};

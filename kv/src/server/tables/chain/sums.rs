@@ -167,7 +167,7 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
 
     use super::*;
-    use crate::server::tables::chain::marks::Sender;
+    use crate::server::tables::chain::sessions::Sender;
     use crate::table::{TableSpec, ValueType};
     use caravan_van::Pool;
 

@@ -7,8 +7,8 @@ use caravan_van::wire::{Coding, Kind};
 use caravan_van::{Connections, Draft, KeyRange, PeerId, Values};
 
 use super::Inputs;
-use super::marks::Sender;
 use super::models::tells_clock;
+use super::sessions::Sender;
 use crate::op::{BITS, DISCLOSES, FINISHES, Op};
 
 /// A lane to a thread that follows.

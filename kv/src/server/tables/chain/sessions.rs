@@ -27,16 +27,16 @@ pub(super) struct Applied {
     refused: VecDeque<u64>,
 }
 
-/// The watermarks of a shard.
-pub(super) struct Watermarks {
+/// The sessions of a shard.
+pub(super) struct Sessions {
     applied: BTreeMap<Sender, Applied>,
     memory: Account,
 }
 
-impl Watermarks {
+impl Sessions {
     pub(super) fn new(pool: &Pool) -> Self {
         let memory = Account::new(pool, "what was applied of whom");
-        Watermarks { applied: BTreeMap::new(), memory }
+        Sessions { applied: BTreeMap::new(), memory }
     }
 
     /// Whether nothing was ever applied or refused.

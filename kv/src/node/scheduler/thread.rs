@@ -24,7 +24,7 @@ use super::super::group::NodeName;
 use super::super::lane::control_config;
 use super::super::members::{Members, Seat, Violation};
 use super::super::session::{Resume, Said, SessionId, Speech};
-use super::plane::Plane;
+use super::control_state::ControlState;
 use super::state::{Kept, Lineage, State};
 use super::state_store::{self, StateStore};
 use crate::config::{ClusterConfig, NodeConfig};
@@ -40,7 +40,7 @@ const FIRST_NAP: Duration = Duration::from_millis(20);
 pub(super) const LEAVE_WITHIN: Duration = Duration::from_secs(2);
 
 /// The thread.
-pub(super) struct Service {
+pub(super) struct SchedulerThread {
     endpoint: Endpoint,
     pub(super) state: State,
     lineage: Lineage,
@@ -70,7 +70,7 @@ pub(super) struct Launcher {
     pub(super) ends: Option<(u64, Duration)>,
 }
 
-impl Service {
+impl SchedulerThread {
     /// Listens at the address in `config` for nodes and for `driver`. It ends with the driver's
     /// lane, or when `stop` is set before that is there.
     ///
@@ -81,7 +81,7 @@ impl Service {
         own: Option<Vec<Candidate>>,
         driver: Identity,
         stop: Arc<AtomicBool>,
-    ) -> Result<Service> {
+    ) -> Result<SchedulerThread> {
         let place = config.node.state.as_deref();
         let mut state_store =
             place.map(|place| StateStore::open(place, config.node.job)).transpose()?;
@@ -105,12 +105,12 @@ impl Service {
         let van = VanConfig { listen, ..control_config(&config.node) };
         let endpoint = Endpoint::new(backend::open_control(config.node.van, &van)?, 0, CREDITS);
         let now = endpoint.lanes.now();
-        let silent_until = state.as_ref().map(|state| now + state.plane.members.patience());
+        let silent_until = state.as_ref().map(|state| now + state.control.members.patience());
         let state = match state {
             Some(state) => state.come_back(now),
             None => State::new(Members::new(&config, now)),
         };
-        Ok(Service {
+        Ok(SchedulerThread {
             endpoint,
             state,
             lineage,
@@ -157,14 +157,14 @@ impl Service {
 
     /// Whether the cluster has ended, so that nobody needs its state any more.
     fn has_ended(&self) -> bool {
-        self.state.ended.is_some() || self.state.plane.lost.is_some()
+        self.state.ended.is_some() || self.state.control.lost.is_some()
     }
 
     /// Saves what has changed, if it is kept, and sends what follows from it.
     fn commit(&mut self) -> Result<()> {
         let may_speak = self.save()? && !self.is_silent() || self.has_ended();
         let stamp = may_speak.then(|| self.lineage.stamp());
-        for deaf in self.state.plane.sessions.send(&mut self.endpoint, stamp) {
+        for deaf in self.state.control.sessions.send(&mut self.endpoint, stamp) {
             self.reject(deaf, &Violation::Deaf);
         }
         Ok(())
@@ -173,16 +173,16 @@ impl Service {
     /// Whether somebody who has not come back may have heard of a later state than this scheduler
     /// has found. It says nothing before it knows.
     fn is_silent(&mut self) -> bool {
-        let Plane { now, ref sessions, .. } = self.state.plane;
+        let ControlState { now, ref sessions, .. } = self.state.control;
         self.silent_until.take_if(|until| now >= *until || sessions.all_are_back());
         self.silent_until.is_some()
     }
 
     /// Saves what has changed, if it is kept; returns false if there is no room for it.
     fn save(&mut self) -> Result<bool> {
-        let Service { endpoint, state, lineage, config, state_store, .. } = self;
+        let SchedulerThread { endpoint, state, lineage, config, state_store, .. } = self;
         let is_complete = matches!(state.chosen, Some(Ok(_)));
-        let is_due = is_complete && state.plane.sessions.has_news();
+        let is_due = is_complete && state.control.sessions.has_news();
         let Some(state_store) = state_store.as_mut().filter(|_| is_due) else { return Ok(true) };
         let next = lineage.next();
         let kept = Kept {
@@ -193,18 +193,18 @@ impl Service {
             address: endpoint.lanes.address().to_owned(),
             state: &*state,
         };
-        let is_saved = state_store.save(state.plane.now, next.number(), &kept)?;
+        let is_saved = state_store.save(state.control.now, next.number(), &kept)?;
         if is_saved {
             *lineage = next;
-            self.saved = state.plane.members.listened();
-            state.plane.sessions.saved();
+            self.saved = state.control.members.listened();
+            state.control.sessions.saved();
         }
         Ok(is_saved)
     }
 
     /// How long the thread may sleep.
     fn backoff(&self) -> Duration {
-        let Plane { now, launcher, ref members, .. } = self.state.plane;
+        let ControlState { now, launcher, ref members, .. } = self.state.control;
         let gathers = self.state.jobs.drivers.values();
         let gathers = gathers.filter_map(|driver| driver.gathers.as_ref());
         let gathers = gathers.map(|gathers| gathers.until.min(gathers.warn_at));
@@ -220,8 +220,8 @@ impl Service {
     /// Serves pending requests; returns whether there were any.
     fn poll(&mut self) -> Result<bool> {
         let now = self.endpoint.lanes.now();
-        self.state.plane.now = now;
-        self.state.plane.members.listen(now);
+        self.state.control.now = now;
+        self.state.control.members.listen(now);
         let any = self.endpoint.poll()?;
         while let Some(arrival) = self.endpoint.take() {
             let peer = arrival.peer();
@@ -232,16 +232,16 @@ impl Service {
                     continue;
                 }
                 Arrival::Lost { error, .. } => {
-                    if let Some(session) = self.state.plane.sessions.lose(peer) {
+                    if let Some(session) = self.state.control.sessions.lose(peer) {
                         self.lose(session, &error.to_string());
                     }
                     continue;
                 }
                 Arrival::Message { .. } => self.endpoint.pop(),
             };
-            let session = self.state.plane.sessions.at(peer);
+            let session = self.state.control.sessions.at(peer);
             let (Some(session), Some(message)) = (session, message) else { continue };
-            let heard = self.state.plane.sessions.ingest(session, &message);
+            let heard = self.state.control.sessions.ingest(session, &message);
             let outcome = match heard {
                 Ok(None) => Ok(()),
                 Ok(Some(said)) => self.hear(session, &said),
@@ -256,14 +256,14 @@ impl Service {
 
     /// Records a lane that has proved who it is.
     fn connected(&mut self, peer: PeerId, hello: &Hello) {
-        let State { plane, jobs, .. } = &mut self.state;
-        let session = plane.sessions.begin(peer, hello);
-        if plane.launcher.is_none() && self.launcher.is_it(hello) {
-            plane.launcher = Some(session);
+        let State { control, jobs, .. } = &mut self.state;
+        let session = control.sessions.begin(peer, hello);
+        if control.launcher.is_none() && self.launcher.is_it(hello) {
+            control.launcher = Some(session);
             jobs.add_driver(session, Some(String::new()));
         } else if hello.role == control::GUEST {
             jobs.add_driver(session, None);
-        } else if let Err(violation) = plane.members.connected(session, hello) {
+        } else if let Err(violation) = control.members.connected(session, hello) {
             self.reject(session, &violation);
         }
     }
@@ -271,7 +271,7 @@ impl Service {
     /// Does what is said in a session.
     fn hear(&mut self, session: SessionId, said: &Said) -> Result<(), Violation> {
         match said.speech {
-            Speech::Resume if self.state.plane.sessions.is_new(session) => {
+            Speech::Resume if self.state.control.sessions.is_new(session) => {
                 self.resume(session, said.read()?)
             }
             Speech::Resume => Err(Violation::Speech(said.speech)),
@@ -287,33 +287,33 @@ impl Service {
     /// # Errors
     /// If the node belongs to another cluster.
     fn resume(&mut self, session: SessionId, resume: Resume) -> Result<(), Violation> {
-        let Service { endpoint, state, lineage, .. } = self;
-        let State { plane, jobs, .. } = state;
-        if resume.is_unheard && plane.sessions.earlier(session).is_none() {
+        let SchedulerThread { endpoint, state, lineage, .. } = self;
+        let State { control, jobs, .. } = state;
+        if resume.is_unheard && control.sessions.earlier(session).is_none() {
             return Ok(());
         }
         if resume.cluster != lineage.cluster {
             return Err(Violation::OtherCluster);
         }
-        let heard = plane.sessions.stamp(session);
+        let heard = control.sessions.stamp(session);
         if !lineage.has(heard) {
             let place = self.state_store.as_ref().map_or("", StateStore::place);
-            let known = plane.sessions.earlier(session);
-            let seat = known.and_then(|known| plane.members.of(known, "").ok());
+            let known = control.sessions.earlier(session);
+            let seat = known.and_then(|known| control.members.of(known, "").ok());
             let node = seat.map_or("a node".to_owned(), |seat| seat.to_string());
             self.failed = Some(lineage.error(place, &node, heard));
             return Ok(());
         }
-        plane.members.leave(session, "");
-        jobs.lose_driver(plane, session);
-        match plane.sessions.resume(session) {
+        control.members.leave(session, "");
+        jobs.lose_driver(control, session);
+        match control.sessions.resume(session) {
             Ok(resumed) => {
                 jobs.is_back(resumed);
                 tracing::info!(session = resumed.0, "a node is back");
             }
             Err(()) => {
                 let why = "the scheduler has counted this node as lost";
-                plane.sessions.say_gone(session, endpoint, why);
+                control.sessions.say_gone(session, endpoint, why);
             }
         }
         Ok(())
@@ -321,50 +321,50 @@ impl Service {
 
     /// Does what is due: silent nodes and unused lanes are lost, and waits of the driver end.
     fn keep_time(&mut self) {
-        let now = self.state.plane.now;
-        if self.state.plane.members.until_check().is_zero() {
-            for (session, violation) in self.state.plane.members.idle_lanes() {
+        let now = self.state.control.now;
+        if self.state.control.members.until_check().is_zero() {
+            for (session, violation) in self.state.control.members.idle_lanes() {
                 self.reject(session, &violation);
             }
             self.check_members();
         }
         self.keep_waiting();
-        let State { plane, jobs, posts, .. } = &mut self.state;
-        posts.tell_failures(plane, jobs.tasks.take_unheard());
+        let State { control, jobs, posts, .. } = &mut self.state;
+        posts.tell_failures(control, jobs.tasks.take_unheard());
         for (&session, driver) in &mut jobs.drivers {
             let Some(gathers) = &mut driver.gathers else { continue };
             if now >= gathers.until {
-                let missing = Gathered::Missing(plane.members.missing());
-                plane.tell(session, gathers.timestamp, &missing);
+                let missing = Gathered::Missing(control.members.missing());
+                control.tell(session, gathers.timestamp, &missing);
                 driver.gathers = None;
             } else if now >= gathers.warn_at {
                 gathers.warn_at = now + WARN_EVERY;
-                let missing = plane.members.missing();
+                let missing = control.members.missing();
                 let scheduler = self.endpoint.lanes.address();
                 tracing::warn!(missing, scheduler, "waiting for nodes to join");
             }
         }
-        if let (Some((timestamp, until)), Some(session)) = (self.launcher.ends, plane.launcher)
-            && (now >= until || plane.members.all_are_gone())
+        if let (Some((timestamp, until)), Some(session)) = (self.launcher.ends, control.launcher)
+            && (now >= until || control.members.all_are_gone())
         {
             self.launcher.ends = None;
-            plane.tell(session, timestamp, &());
+            control.tell(session, timestamp, &());
         }
     }
 
     /// Waits for drivers that have not come back, which send no heartbeats, and ends the jobs of
     /// those that are away for too long.
     fn keep_waiting(&mut self) {
-        let State { plane, jobs, .. } = &mut self.state;
+        let State { control, jobs, .. } = &mut self.state;
         if !jobs.awaits_drivers() {
             return;
         }
         // The next scheduler is to know how long this one has waited.
-        if plane.members.listened() >= self.saved + self.config.node.heartbeat {
-            plane.sessions.enter_news();
+        if control.members.listened() >= self.saved + self.config.node.heartbeat {
+            control.sessions.enter_news();
         }
-        for driver in jobs.overdue(plane, self.config.node.scheduler_away) {
-            self.state.plane.sessions.close(driver);
+        for driver in jobs.overdue(control, self.config.node.scheduler_away) {
+            self.state.control.sessions.close(driver);
             self.lose(driver, "it did not come back");
         }
     }
@@ -378,19 +378,21 @@ impl Service {
             true => tracing::debug!(session = session.0, why, "closing a lane"),
             false => tracing::warn!(session = session.0, why, "closing a lane"),
         }
-        self.state.plane.sessions.close(session);
+        self.state.control.sessions.close(session);
         self.lose(session, &why);
     }
 
     fn lose(&mut self, session: SessionId, reason: &str) {
-        self.launcher.is_gone |= self.state.plane.launcher == Some(session);
+        self.launcher.is_gone |= self.state.control.launcher == Some(session);
         let driver = self.state.jobs.name(session).filter(|it| *it != NodeName::Scheduler);
-        self.state.jobs.lose_driver(&mut self.state.plane, session);
-        driver.into_iter().for_each(|it| self.state.posts.lose(&mut self.state.plane, it, reason));
-        if let Some(seat) = self.state.plane.members.leave(session, reason) {
+        self.state.jobs.lose_driver(&mut self.state.control, session);
+        driver
+            .into_iter()
+            .for_each(|it| self.state.posts.lose(&mut self.state.control, it, reason));
+        if let Some(seat) = self.state.control.members.leave(session, reason) {
             self.check_members();
-            let goes_on = self.state.plane.lost.is_none() && self.state.ended.is_none();
-            if goes_on && self.state.plane.members.is_lost(seat) {
+            let goes_on = self.state.control.lost.is_none() && self.state.ended.is_none();
+            if goes_on && self.state.control.members.is_lost(seat) {
                 self.go_on_without(seat, reason);
             }
         }
@@ -398,7 +400,7 @@ impl Service {
 
     /// Makes the others go on: nobody waits for this worker at barriers, in tasks and for answers.
     fn go_on_without(&mut self, seat: Seat, reason: &str) {
-        match self.state.plane.members.has_left(seat) {
+        match self.state.control.members.has_left(seat) {
             true => tracing::info!(node = %seat, "has left"),
             false => tracing::warn!(node = %seat, "lost; the others go on"),
         }
@@ -406,46 +408,46 @@ impl Service {
             Role::Server => self.publish_lost_servers(),
             Role::Worker => {
                 self.publish_lost_worker();
-                self.state.jobs.lose_worker(&mut self.state.plane, seat.rank);
+                self.state.jobs.lose_worker(&mut self.state.control, seat.rank);
             }
         }
-        self.state.posts.lose(&mut self.state.plane, NodeName::of(seat.role, seat.rank), reason);
-        self.state.jobs.go_on(&mut self.state.plane);
+        self.state.posts.lose(&mut self.state.control, NodeName::of(seat.role, seat.rank), reason);
+        self.state.jobs.go_on(&mut self.state.control);
     }
 
     /// Tells all members and drivers which server threads are lost.
     fn publish_lost_servers(&mut self) {
-        let State { plane, jobs, .. } = &mut self.state;
-        plane.publish_lost_threads(jobs.tasks.next_number());
-        jobs.answer_watches(plane);
+        let State { control, jobs, .. } = &mut self.state;
+        control.publish_lost_threads(jobs.tasks.next_number());
+        jobs.answer_watches(control);
     }
 
     /// Tells all servers which workers are lost.
     fn publish_lost_worker(&mut self) {
-        let State { plane, jobs, .. } = &mut self.state;
-        plane.publish_lost_workers(jobs.tasks.next_number());
+        let State { control, jobs, .. } = &mut self.state;
+        control.publish_lost_workers(jobs.tasks.next_number());
     }
 
     /// Looks for lost members. Tells everybody about the first whose loss ends the cluster; closes
     /// the lanes of others.
     pub(super) fn check_members(&mut self) {
-        let silent = self.state.plane.members.check_silence();
-        let Some(loss) = self.state.plane.members.fatal_loss() else {
+        let silent = self.state.control.members.check_silence();
+        let Some(loss) = self.state.control.members.fatal_loss() else {
             for session in silent {
-                self.state.plane.sessions.close(session);
+                self.state.control.sessions.close(session);
                 self.lose(session, "no heartbeat");
             }
             return;
         };
-        if self.state.plane.lost.is_some() || self.state.ended.is_some() {
+        if self.state.control.lost.is_some() || self.state.ended.is_some() {
             return;
         }
         tracing::info!(node = loss.node, reason = loss.reason, "lost");
-        self.state.plane.lost = Some(loss.clone());
-        let State { plane, jobs, .. } = &mut self.state;
-        jobs.answer_watches(plane);
-        jobs.answer_waits(plane);
-        plane.order_all(jobs.tasks.next_number(), &Order::Lost(loss));
+        self.state.control.lost = Some(loss.clone());
+        let State { control, jobs, .. } = &mut self.state;
+        jobs.answer_watches(control);
+        jobs.answer_waits(control);
+        control.order_all(jobs.tasks.next_number(), &Order::Lost(loss));
     }
 }
 
