@@ -6,7 +6,7 @@
 use caravan_van::{Lanes, Message, PeerId};
 
 use super::models::{access, keeps_order, tells_clock};
-use super::{Chains, Head, Inputs, Reply, Sender, Unconfirmed, apply};
+use super::{Chain, Chains, Head, Inputs, Reply, Sender, Unconfirmed, apply};
 use crate::consistency::{Access, Admission};
 use crate::filter::List;
 use crate::op::{DISCLOSES, FINISHES, Op};
@@ -185,6 +185,25 @@ impl Tables {
     }
 }
 
+/// Notes what an executed request says of its worker's clock. Copies may know less of clocks, so a
+/// worker that joins has the one that it was given.
+fn note_clock(
+    governor: &mut Governor,
+    chain: &mut Chain,
+    (sender, ends): (Sender, u8),
+    op: Op,
+    request: &mut Request<'_>,
+) {
+    if ends & FINISHES != 0 {
+        governor.finish(sender.node, request.clock, ends);
+    }
+    match op {
+        Op::Bound => chain.ask_again(),
+        Op::Join => request.clock = governor.clock(sender.node).unwrap_or(request.clock),
+        _ => {}
+    }
+}
+
 impl Entry {
     /// Serves a request at the first thread of its chain, or returns how it has to wait. It goes on
     /// in any case: all copies apply it, or none.
@@ -233,15 +252,7 @@ impl Entry {
             gone = shard.take_gone();
         }
         if let (Some(governor), Some(new)) = (governor.as_mut(), new) {
-            if ends & FINISHES != 0 {
-                governor.finish(sender.node, request.clock, ends);
-            }
-            match new {
-                Op::Bound => chain.ask_again(),
-                // Copies may know less of clocks, so they are told the one that it was given.
-                Op::Join => request.clock = governor.clock(sender.node).unwrap_or(request.clock),
-                _ => {}
-            }
+            note_clock(governor, chain, (sender, ends), new, &mut request);
             chains.is_due |= !chain.awaiting.is_empty();
         }
         chains.counters.repeated += u64::from(is_input && new.is_none());
