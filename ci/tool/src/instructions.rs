@@ -6,11 +6,9 @@
 //! 25 % more than one to `add`: a rate of 0.8 times that of `add`. Under BSP a push is kept until
 //! its iteration ends, so only a pull is held to the limit.
 
-use std::path::Path;
-
 use serde_json::Value;
 
-use crate::files;
+use crate::rows;
 
 const PERCENT_MAX: f64 = 5.0;
 const FOR_MODEL_MAX: f64 = 25.0;
@@ -24,14 +22,14 @@ pub(crate) fn run(arguments: &[String]) -> Result<(), String> {
     let [measured, record] = arguments else {
         return Err("usage: instructions MEASURED RECORD".to_owned());
     };
-    let rows = |file: &str| rows(&files::read(Path::new("."), file)?, file);
-    let (table, faults) = compare(&rows(measured)?, &rows(record)?);
+    let figures = |file: &str| figures(&rows::read(file)?, file);
+    let (table, faults) = compare(&figures(measured)?, &figures(record)?);
     print!("{table}");
     if faults.is_empty() {
         return Ok(());
     }
     Err(format!(
-        "FAILED ci/instructions: {} (by more than {PERCENT_MAX} %, {FOR_MODEL_MAX} for a model, \
+        "FAILED ci/suites/instructions: {} (by more than {PERCENT_MAX} %, {FOR_MODEL_MAX} for a model, \
          {FOR_HANDLE_PERCENT_MAX} % for a handle; if that is meant: ci/suites/instructions --record)",
         faults.join(", ")
     ))
@@ -40,13 +38,11 @@ pub(crate) fn run(arguments: &[String]) -> Result<(), String> {
 /// A figure and its instructions.
 type Row = (String, f64);
 
-fn rows(text: &str, file: &str) -> Result<Vec<Row>, String> {
-    let parsed = text.lines().map(|line| {
-        let row: Option<Value> = serde_json::from_str(line).ok();
-        let row = row.as_ref().and_then(|row| {
-            Some((row.get("figure")?.as_str()?.to_owned(), row.get("instructions")?.as_f64()?))
-        });
-        row.ok_or_else(|| format!("{file}: not a row of a figure and its instructions: {line}"))
+fn figures(rows: &[Value], file: &str) -> Result<Vec<Row>, String> {
+    let parsed = rows.iter().map(|row| {
+        let figure = row["figure"].as_str().map(str::to_owned);
+        let pair = figure.zip(rows::number(row, "instructions"));
+        pair.ok_or_else(|| format!("{file}: not a row of a figure and its instructions: {row}"))
     });
     parsed.collect()
 }
@@ -146,10 +142,9 @@ mod tests {
 
     #[test]
     fn a_row_that_is_none_is_named() {
-        assert!(rows("{\"figure\":\"a\"}", "x").unwrap_err().starts_with("x: not a row"));
-        assert_eq!(
-            rows("{\"figure\":\"a b\",\"instructions\":7}", "x").unwrap(),
-            [("a b".to_owned(), 7.0)]
-        );
+        let of = |text| figures(&rows::parse(text, "x").unwrap(), "x");
+        assert!(of("{\"figure\":\"a\"}").unwrap_err().starts_with("x: not a row"));
+        let row = "{\"figure\":\"a b\",\"instructions\":7}";
+        assert_eq!(of(row).unwrap(), [("a b".to_owned(), 7.0)]);
     }
 }

@@ -8,21 +8,26 @@ mod code;
 mod failures;
 mod files;
 mod instructions;
+mod optima;
 mod pages;
+mod rows;
 #[cfg(test)]
 mod scratch;
 mod shape;
+mod traffic;
 mod walk;
 mod words;
 
 use std::process::ExitCode;
 
 /// The commands, with what each is for.
-const COMMANDS: [(&str, &str, Command); 6] = [
+const COMMANDS: [(&str, &str, Command); 8] = [
     ("failures", "names what failed in the log of a command", failures::run),
     ("instructions", "compares counts of instructions with the recorded ones", instructions::run),
+    ("optima", "does the arithmetic of ci/suites/optima", optima::run),
     ("pages", "checks links, names of files, and sentences of the pages", pages::run),
     ("shape", "counts what the rules of style limit, and holds it to ci/shape.toml", shape::run),
+    ("traffic", "says what filters save, by the rows of two trainings", traffic::run),
     ("walk", "compares the files that a push passes with the map in README.md", walk::run),
     ("words", "finds words that ci/words lists", words::run),
 ];

@@ -53,7 +53,9 @@ pub(crate) fn run(arguments: &[String]) -> Result<(), String> {
         let begin = format!("{van}-{count}-");
         let profiles = files::find(Path::new(folder), |file| file.starts_with(&begin))?;
         if profiles.is_empty() {
-            return Err(format!("FAILED ci/walk {van}: callgrind left no {folder}/{begin}…"));
+            return Err(format!(
+                "FAILED ci/suites/walk {van}: callgrind left no {folder}/{begin}…"
+            ));
         }
         for profile in profiles {
             way.add(&Thread::of(&files::read(Path::new(folder), &profile)?, &root), sign);
@@ -207,10 +209,10 @@ impl Way {
         let stations = self.stations();
         let (files, hand_overs) = (stations.len(), self.hand_overs().len());
         println!(
-            "ci/walk: {van}: {files} files ({FILES_MAX}), {hand_overs} hand-overs ({HAND_OVERS_MAX})"
+            "ci/suites/walk: {van}: {files} files ({FILES_MAX}), {hand_overs} hand-overs ({HAND_OVERS_MAX})"
         );
         let mut faults = Vec::new();
-        let mut fault = |what: String| faults.push(format!("FAILED ci/walk {van}: {what}"));
+        let mut fault = |what: String| faults.push(format!("FAILED ci/suites/walk {van}: {what}"));
         if files > FILES_MAX || hand_overs > HAND_OVERS_MAX {
             fault(format!("a push passes {files} files in {hand_overs} hand-overs"));
         }
@@ -287,13 +289,15 @@ mod tests {
         let (_, faults) = way(&["kv/src/", "van/src/rdma/x.rs", "kv/src/gone.rs"]);
         assert_eq!(
             faults,
-            ["FAILED ci/walk shm: the map in README.md has kv/src/gone.rs, which no push passes"]
+            [
+                "FAILED ci/suites/walk shm: the map in README.md has kv/src/gone.rs, which no push passes"
+            ]
         );
         let (_, faults) = way(&["kv/src/worker.rs"]);
         assert_eq!(
             faults,
             [
-                "FAILED ci/walk shm: a push passes kv/src/slicer.rs, which the map in README.md lacks"
+                "FAILED ci/suites/walk shm: a push passes kv/src/slicer.rs, which the map in README.md lacks"
             ]
         );
     }
@@ -306,7 +310,7 @@ mod tests {
         let mut way = Way { pushes: 100.0, ..Way::default() };
         way.add(&Thread::of(&profile, "/top/"), 1.0);
         let faults = way.faults("tcp", &["kv/src/".to_owned()].into());
-        assert_eq!(faults, ["FAILED ci/walk tcp: a push passes 26 files in 0 hand-overs"]);
+        assert_eq!(faults, ["FAILED ci/suites/walk tcp: a push passes 26 files in 0 hand-overs"]);
     }
 
     #[test]
