@@ -1,8 +1,8 @@
 //! `failures NAME <LOG`: names what failed in the log of a command.
 //!
 //! Prints one line or more, `FAILED NAME …: why`. Lines of that form from ci's own scripts are
-//! passed on, each once. Without them the log is read as cargo's or a test program's. Where it names
-//! no test, its last error is the reason.
+//! passed on, each once. Without them the log is read as cargo's or a test program's. Where it
+//! names no test, its last error is the reason.
 
 use std::collections::BTreeSet;
 use std::io::{self, Read};

@@ -1,10 +1,10 @@
 //! `instructions MEASURED RECORD`: compares counts of instructions with the recorded ones, each a
 //! file of rows `{"figure":…,"instructions":…}`, and prints both.
 //!
-//! Fails when a figure costs over 5 % more than is recorded, one of a table with a consistency model
-//! over 25 more than without, one beside parked requests over 5 % more, or a push to a handle over
-//! 25 % more than one to `add`: a rate of 0.8 times that of `add`. Under BSP a push is kept until
-//! its iteration ends, so only a pull is held to the limit.
+//! Fails when a figure costs over 5 % more than is recorded, one of a table with a consistency
+//! model over 25 more than without, one beside parked requests over 5 % more, or a push to a handle
+//! over 25 % more than one to `add`: a rate of 0.8 times that of `add`. Under BSP a push is kept
+//! until its iteration ends, so only a pull is held to the limit.
 
 use serde_json::Value;
 

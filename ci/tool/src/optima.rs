@@ -8,8 +8,8 @@
 //!   the number of weights that are not 0 is off by more than 2 % (by 1 where 2 % is less).
 //! * `weights MODEL`: a model of LIBLINEAR as one of ours.
 //! * `liblinear SET LAMBDA OPTIMUM E SECONDS MODEL PREDICTED`: the row of one.
-//! * `beside OURS THEIRS`: the last row of ours beside LIBLINEAR's of the same set. Fails where ours
-//!   is at 1e-4 or 1e-6 later and LIBLINEAR takes 0.3 s or more.
+//! * `beside OURS THEIRS`: the last row of ours beside LIBLINEAR's of the same set. Fails where
+//!   ours is at 1e-4 or 1e-6 later and LIBLINEAR takes 0.3 s or more.
 //! * `mean OURS THEIRS`: the geometric mean of ours / LIBLINEAR's, where it takes so long.
 
 use std::collections::BTreeMap;

@@ -3,9 +3,9 @@
 //! `FOLDER/VAN-LONG-…`. The runs are subtracted, so that what is set up once does not count.
 //!
 //! A file is on the way if a push spends 20 instructions or more in its functions. A hand-over is a
-//! pair of files on the way of which one calls the other, however often. What the compiler puts into
-//! its caller counts for the caller: accessors and conversions are no stations. Fails when the way
-//! is too long, or when the files differ from the map in `README.md`.
+//! pair of files on the way of which one calls the other, however often. What the compiler puts
+//! into its caller counts for the caller: accessors and conversions are no stations. Fails when the
+//! way is too long, or when the files differ from the map in `README.md`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;

@@ -1,8 +1,8 @@
 //! `words`: no word that `ci/words` lists occurs in code, comments, messages and pages.
 //!
-//! A line of the list is `WORDS = what to say instead`. An identifier counts as its words: `nap`
-//! stands in `naps_left` only as `naps`, but in `nap_ms` and in `NapState`. Decision records tell of
-//! their time: code that they quote may have other words.
+//! A line of the list is `WORDS = what to say instead`. An identifier counts as its words: `nap` is
+//! found in `nap_ms` and in `NapState`, but not in `naps_left`. Decision records tell of their
+//! time: code that they quote may have other words.
 
 use std::path::Path;
 

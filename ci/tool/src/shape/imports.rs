@@ -1,8 +1,8 @@
 //! Which file of a crate imports which: circles of files, and arrows that run back up.
 //!
 //! A file imports another where a `use` or a path in its code names something that is defined
-//! there. A re-export (`pub use`) is no import; a name that was re-exported counts for the file that
-//! defines it. What stands in macros is not seen.
+//! there. A re-export (`pub use`) is no import; a name that was re-exported counts for the file
+//! that defines it. What stands in macros is not seen.
 //!
 //! The rooms of a folder are its own `mod` file and each module below it, with all that is in it.
 //! In the order of rooms that leaves the fewest, an *arrow back* is a pair of rooms of which the
