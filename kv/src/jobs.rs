@@ -19,7 +19,7 @@ impl Jobs {
     /// # Errors
     /// [`crate::Error::Timeout`] if no scheduler listens there.
     pub fn of(node: &NodeConfig) -> Result<Jobs> {
-        Ok(Jobs { scheduler: Scheduler::reach(node)? })
+        Ok(Jobs { scheduler: SchedulerClient::reach(node)? })
     }
 
     /// All jobs, by name; that of the driver that started the cluster has none.

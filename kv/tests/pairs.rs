@@ -183,7 +183,7 @@ fn train_while(
 /// The driver of one training.
 fn drive() {
     let config = ClusterConfig::from_env().unwrap();
-    let mut scheduler = Scheduler::bind(&config).unwrap();
+    let mut scheduler = SchedulerClient::bind(&config).unwrap();
     scheduler.gather(|| Ok(())).unwrap();
     let pause = std::env::var("CARAVAN_TEST_PAUSE_MS").unwrap().parse::<u64>().unwrap();
     let task = scheduler.submit(Target::Workers, "train", &json!(pause)).unwrap();

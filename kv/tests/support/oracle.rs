@@ -54,7 +54,7 @@ impl Oracle {
         (addresses, stop)
     }
 
-    /// Has a worker hear who is lost.
+    /// Makes a worker hear who is lost.
     pub(crate) fn tell(&self, mut worker: Worker) -> Worker {
         let oracle = self.clone();
         let watch = move || Ok((0..64).filter(|server| oracle.is_lost(*server as u64)).collect());
@@ -62,7 +62,7 @@ impl Oracle {
         worker
     }
 
-    /// Has a server count as lost.
+    /// Makes a server count as lost.
     pub(crate) fn lose(&self, server: u64) {
         self.lost.fetch_or(1 << server, Ordering::Relaxed);
     }
@@ -77,7 +77,7 @@ impl Oracle {
         all.find(|server| !self.is_lost(*server)).expect("one of them lives")
     }
 
-    /// Enters that a worker has the tables.
+    /// Records that a worker has the tables.
     pub(crate) fn begin(&self) {
         self.begun.fetch_add(1, Ordering::Relaxed);
     }
@@ -89,7 +89,7 @@ impl Oracle {
         }
     }
 
-    /// Enters that all faults have come.
+    /// Records that all faults have come.
     pub(crate) fn calm_down(&self) {
         self.is_calm.store(true, Ordering::Relaxed);
     }
@@ -98,7 +98,7 @@ impl Oracle {
         self.is_calm.load(Ordering::Relaxed)
     }
 
-    /// Enters that a worker has pushed everything, and waits until so many have.
+    /// Records that a worker has pushed everything, and waits until so many have.
     pub(crate) fn end(&self, network: &Network, workers: u64) {
         self.done.fetch_add(1, Ordering::Relaxed);
         while self.done.load(Ordering::Relaxed) < workers {
