@@ -1,12 +1,12 @@
 //! What a small request costs in instructions: worker and server in one thread, over a transport
 //! that only hands frames over, or over shared memory.
 //!
-//! `ci/instructions` runs it under callgrind, which counts what happens inside [`stream_pushes`],
-//! [`stream_pulls`] and [`stream_sparse`]; by itself it shows nothing. Nothing here waits, so the
-//! same program gives the same counts. The argument is the operation, how many are in flight, and
-//! options: `shm` for shared memory, the consistency model of the table, `parked` for one where
-//! another worker's pull waits, the handle of the table, which is `add` by default: `push-1`,
-//! `pull-200`, `push-1-shm`, `pull-200-ssp`, `push-200-ftrl`. Under BSP every
+//! `ci/suites/instructions` runs it under callgrind, which counts what happens inside
+//! [`stream_pushes`], [`stream_pulls`] and [`stream_sparse`]; by itself it shows nothing. Nothing
+//! here waits, so the same program gives the same counts. The argument is the operation, how many
+//! are in flight, and options: `shm` for shared memory, the consistency model of the table,
+//! `parked` for one where another worker's pull waits, the handle of the table, which is `add` by
+//! default: `push-1`, `pull-200`, `push-1-shm`, `pull-200-ssp`, `push-200-ftrl`. Under BSP every
 //! push ends the iteration of the only worker, or it would wait. `sparse-1000` has iterations of
 //! SparseSSP's controller alone, of 1000 keys.
 

@@ -1,4 +1,5 @@
-//! Strangers at the ports of a running job: what `ci/strangers` throws at it, for so many seconds.
+//! Strangers at the ports of a running job: what `ci/suites/strangers` throws at it, for so many
+//! seconds.
 //!
 //! `strangers silent|half|wrong|replay SECONDS ADDRESS…`; `replay` needs the job's `CARAVAN_SECRET`
 //! and `CARAVAN_JOB`, to make one genuine call and to say it over and over. Prints how many

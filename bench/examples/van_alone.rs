@@ -2,7 +2,7 @@
 //! answer, between two endpoints over RDMA, one to and fro at a time.
 //!
 //! `van_alone ADDRESS BYTES COUNT`, with the address of a device, prints the median round trip as
-//! `ci/figures` reads it. Both sides are threads of this process and yield while they wait.
+//! `ci/suites/figures` reads it. Both sides are threads of this process and yield while they wait.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-"""Measures Caravan and its peers in turn, and lays the figures side by side. Started by ci/peers, which builds them all.
+"""Measures Caravan and its peers in turn, and lays the figures side by side. Started by ci/suites/peers, which builds them all.
 
 Every round runs every program once, so that whatever the machine does meets all of them. A figure is the median of its rounds;
 a ratio is taken within a round, and of those the median, so that it always says how many times better Caravan is.
@@ -104,7 +104,7 @@ class Failed(Exception):
 
 
 class Missing(Failed):
-    """A program that is not installed. Peers of Debian that `ci/peers` does not install itself are left out without it."""
+    """A program that is not installed. Peers of Debian that `ci/suites/peers` does not install itself are left out without it."""
 
 
 def caravan(name, selected):
@@ -418,7 +418,7 @@ def measure_all(subjects, rounds):
     for at in range(rounds):
         for name in list(measured):
             if sys.stderr.isatty():
-                sys.stderr.write(f"\rci/peers: round {at + 1} of {rounds}: {name:20}")
+                sys.stderr.write(f"\rci/suites/peers: round {at + 1} of {rounds}: {name:20}")
             try:
                 measured[name].append(subjects[name]())
             except Failed as failure:
@@ -532,7 +532,7 @@ def wanted(peer, measure, options):
 
 
 def main():
-    arguments = argparse.ArgumentParser(prog="ci/peers")
+    arguments = argparse.ArgumentParser(prog="ci/suites/peers")
     arguments.add_argument("--rounds", type=int, default=5, help="of every program in turn")
     arguments.add_argument("--only", choices=PEERS, help="leave the other peers out")
     arguments.add_argument("--measure", choices=["latency", "bandwidth", "rate"], action="append", help="leave the others out")
@@ -546,12 +546,12 @@ def main():
     write(f"{FOLDER}/peers.jsonl", [here, *rows])
     table(rows)
     for failure in failures:
-        print(f"ci/peers: {failure}")
+        print(f"ci/suites/peers: {failure}")
     wrong = {name: sum(figures["wrong"] for figures in rounds if figures) for name, rounds in measured.items()}
     for name in (name for name in wrong if wrong[name]):
-        print(f"ci/peers: {name} gave {wrong[name]} wrong answers")
+        print(f"ci/suites/peers: {name} gave {wrong[name]} wrong answers")
     held = [row["holds"] for row in rows if row["holds"] is not None]
-    print(f"ci/peers: {sum(held)} of {len(held)} limits hold, {options.rounds} rounds; rows are in {FOLDER}/peers.jsonl")
+    print(f"ci/suites/peers: {sum(held)} of {len(held)} limits hold, {options.rounds} rounds; rows are in {FOLDER}/peers.jsonl")
     if options.record and rows:
         record([here, *rows], options)
     lost = [failure for failure in failures if not failure.startswith("SKIPPED")]

@@ -1,6 +1,6 @@
 //! Goal: jobs run by real ssh, Slurm, OpenMPI and MPICH, and one killed process ends them.
 //! Method: an ssh server of the test's own, and a Slurm of three nodes on this machine. What is not
-//! installed is skipped with a line; `ci/launchers setup` installs all of it.
+//! installed is skipped with a line; `ci/suites/launchers setup` installs all of it.
 
 use crate::support;
 use std::collections::BTreeSet;
@@ -22,7 +22,7 @@ fn has(program: &str) -> bool {
     let folders = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
     let found = folders.split(':').any(|folder| Path::new(folder).join(program).exists());
     if !found {
-        eprintln!("skipped: needs {program}; ci/launchers setup installs it");
+        eprintln!("skipped: needs {program}; ci/suites/launchers setup installs it");
     }
     found
 }

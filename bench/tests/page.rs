@@ -1,6 +1,6 @@
 //! Goal: people see the page of `caravan report` in a browser, from disk and without a network.
 //! Method: a headless Chromium that can look up no name opens a page of two real runs. It is
-//! skipped with a line where there is none; `ci/launchers setup` installs it.
+//! skipped with a line where there is none; `ci/suites/launchers setup` installs it.
 
 use crate::support;
 use std::process::Command;
@@ -47,7 +47,7 @@ fn a_browser_shows_every_row_and_every_curve() {
     let output = support::caravan(&line).output().unwrap();
     assert!(output.status.success(), "{}", text(&output.stderr));
     if !std::path::Path::new("/usr/bin/chromium").exists() {
-        eprintln!("skipped: needs chromium; ci/launchers setup installs it");
+        eprintln!("skipped: needs chromium; ci/suites/launchers setup installs it");
         return;
     }
     let profile = format!("--user-data-dir={}", file("profile"));

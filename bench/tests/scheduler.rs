@@ -194,7 +194,7 @@ fn jobs_outlive_a_hundred_schedulers() {
 #[test]
 fn jobs_outlive_their_scheduler_by_an_etcd() {
     let Ok(program) = std::env::var("CARAVAN_TEST_ETCD") else {
-        println!("SKIPPED: CARAVAN_TEST_ETCD names no etcd (ci/etcd installs one)");
+        println!("SKIPPED: CARAVAN_TEST_ETCD names no etcd (ci/suites/etcd installs one)");
         return;
     };
     let folder = folder("scheduler-etcd");

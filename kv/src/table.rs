@@ -202,7 +202,7 @@ pub struct TableSpec {
     #[serde(default, skip_serializing_if = "is_false")]
     pub asynchronous: bool,
     /// Which keys get rows, and which rows go; all keys that are pushed, and none, if it has none.
-    #[serde(default, rename = "eviction", skip_serializing_if = "Option::is_none")]
+    #[serde(default, rename = "turnover", skip_serializing_if = "Option::is_none")]
     pub eviction: Option<EvictionRule>,
 }
 

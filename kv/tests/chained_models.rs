@@ -420,7 +420,7 @@ fn nothing_is_lost_and_no_read_is_too_old() {
 }
 
 #[test]
-#[ignore = "thousands of runs: an hour's work of ci/soak"]
+#[ignore = "thousands of runs: an hour's work of ci/suites/soak"]
 fn nothing_is_lost_and_no_read_is_too_old_in_any_of_many_runs() {
     both_promises_are_kept(6000);
 }

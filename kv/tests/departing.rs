@@ -247,6 +247,7 @@ fn totals(cluster: &mut Cluster, task: TaskId) -> (Vec<Vec<i64>>, Vec<Vec<i64>>)
     (sums, own)
 }
 
+#[allow(clippy::too_many_lines, reason = "one scenario, told in its order")]
 fn depart(network: &Network, seed: u64) -> Met {
     let mut draws = Draws(seed);
     let dies = seed % 2 == 1;

@@ -347,6 +347,7 @@ fn wait_for_end(network: &Network, node: Node<Ended>, client: &mut Worker) -> En
 }
 
 /// Servers come and go; some while another driver moves shards.
+#[allow(clippy::too_many_lines, reason = "one scenario, told in its order")]
 fn come_and_go(network: &Network, seed: u64) -> Met {
     let mut draws = Draws(seed);
     let (servers, workers) = (1 + draws.below(3) as usize, 1 + draws.below(WORKERS) as usize);

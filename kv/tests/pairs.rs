@@ -249,7 +249,7 @@ fn a_cut_cable_heals_without_loss() {
 
 /// Goal: a path on which everything takes long changes nothing but the time. Method: each packet
 /// from one host to the other takes 200 ms, both ways. Few kernels of hosts can do that; that of
-/// the machine in which `ci/rdma` runs can.
+/// the machine in which `ci/suites/rdma` runs can.
 fn a_slow_path_changes_nothing() {
     let Some(hosts) = Hosts::start() else { return };
     let quick = train(&hosts, "tcp", |command| command);

@@ -2,7 +2,7 @@
 //! Method: inside the thread, a shard asks the system on which core it runs, and on which nodes the
 //! slab and its own memory are.
 //!
-//! Tests that need two NUMA nodes are ignored: `ci/numa` runs them in a machine with two.
+//! Tests that need two NUMA nodes are ignored: `ci/suites/numa` runs them in a machine with two.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::fs;
@@ -141,19 +141,19 @@ fn a_node_that_is_not_there_ends_the_server_with_what_is() {
 }
 
 fn is_on(seen: &Seen, place: usize) -> bool {
-    // In the machine of `ci/numa`, node N has only processing unit N.
+    // In the machine of `ci/suites/numa`, node N has only processing unit N.
     *seen == Seen { pu: place, allowed: place.to_string(), slab: vec![place], own: vec![place] }
 }
 
 #[test]
-#[ignore = "needs two NUMA nodes: ci/numa"]
+#[ignore = "needs two NUMA nodes: ci/suites/numa"]
 fn threads_take_the_nodes_in_turn() {
     let seen = seen(&config(Numa::Any, true, 2));
     assert!(is_on(&seen[0], 0) && is_on(&seen[1], 1), "{seen:?}");
 }
 
 #[test]
-#[ignore = "needs two NUMA nodes: ci/numa"]
+#[ignore = "needs two NUMA nodes: ci/suites/numa"]
 fn a_named_node_has_thread_and_memory() {
     for place in [1, 0] {
         for huge in [HugePages::AsSystem, HugePages::Transparent, HugePages::Reserved] {
@@ -166,7 +166,7 @@ fn a_named_node_has_thread_and_memory() {
 }
 
 #[test]
-#[ignore = "needs two NUMA nodes: ci/numa"]
+#[ignore = "needs two NUMA nodes: ci/suites/numa"]
 fn threads_are_near_the_nic_that_has_the_address() {
     let mut config = config(Numa::NearNic, true, 1);
     config.node.host = std::env::var("CARAVAN_TEST_NIC_ADDRESS").unwrap();
@@ -178,7 +178,7 @@ fn threads_are_near_the_nic_that_has_the_address() {
 }
 
 #[test]
-#[ignore = "needs two NUMA nodes: ci/numa"]
+#[ignore = "needs two NUMA nodes: ci/suites/numa"]
 fn memory_of_an_unpinned_thread_is_bound_all_the_same() {
     for place in [0, 1] {
         let seen = seen(&config(node(place), false, 1));
@@ -188,7 +188,7 @@ fn memory_of_an_unpinned_thread_is_bound_all_the_same() {
 }
 
 #[test]
-#[ignore = "needs two NUMA nodes: ci/numa"]
+#[ignore = "needs two NUMA nodes: ci/suites/numa"]
 fn without_a_wish_memory_lies_where_it_is_first_touched() {
     let topology = Topology::this_machine().unwrap();
     for place in [1, 0] {

@@ -7,7 +7,7 @@ fn front_page() -> String {
     std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../README.md")).unwrap()
 }
 
-/// `ci/portable` runs the example.
+/// `ci/suites/portable` runs the example.
 #[test]
 fn the_program_is_an_example() {
     let page = front_page();

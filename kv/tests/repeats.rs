@@ -77,6 +77,7 @@ fn come_back(network: &Network, worker: &mut Worker, table: Table, clock: u64) -
 }
 
 /// Workers that are cut off now and then count their iterations; returns how often they came back.
+#[allow(clippy::too_many_lines, reason = "one scenario, told in its order")]
 fn counts(seed: u64, model: Model, workers: u64, once: bool) -> u64 {
     let detection = Duration::from_millis(4);
     let network = Network::new(seed, Faults { detection, ..Faults::jittery() });

@@ -37,6 +37,7 @@ struct Model {
 }
 
 /// One worker's random requests for its own keys, all checked.
+#[allow(clippy::too_many_lines, reason = "one scenario, told in its order")]
 fn schedule(
     worker: &mut Worker,
     tables: [Table; 2],

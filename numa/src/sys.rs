@@ -534,7 +534,7 @@ mod tests {
 
     /// The thread writes from one node; the pages are bound to the other.
     #[test]
-    #[ignore = "needs two NUMA nodes: ci/numa"]
+    #[ignore = "needs two NUMA nodes: ci/suites/numa"]
     fn pages_lie_on_the_node_they_are_bound_to() {
         use crate::pages::HugePages::{AsSystem, Reserved, Transparent};
         let topology = crate::Topology::this_machine().unwrap();

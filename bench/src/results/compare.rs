@@ -465,7 +465,7 @@ mod tests {
     }
 
     /// Goal: what users rely on. Method: 20 recorded pairs of runs of one build, and 20 in which
-    /// the second was made 5 % slower on purpose (`ci/compare`).
+    /// the second was made 5 % slower on purpose (`ci/suites/compare`).
     #[test]
     fn slower_runs_are_found_and_equal_ones_called_equal() {
         let [base, equal, slower] = recorded();

@@ -134,6 +134,21 @@ fn trained_on() {
     cluster.shutdown().unwrap();
 }
 
+/// Names and bytes of the files in a store are those of a folder.
+fn is_as_in(store: &str, folder: &Path) {
+    let of_store = objects::disk(store.as_ref()).unwrap();
+    let of_folder = Folder::new(folder);
+    let mut names = of_folder.names().unwrap();
+    names.sort_unstable();
+    assert_eq!(names, ["2.0.0.rows", "2.manifest", "3.0.0.rows", "3.manifest"]);
+    for name in names {
+        let [mut one, mut other] = [Vec::new(), Vec::new()];
+        of_store.open(&name).unwrap().read_to_end(&mut one).unwrap();
+        of_folder.open(&name).unwrap().read_to_end(&mut other).unwrap();
+        assert!(one == other, "{name}");
+    }
+}
+
 /// Rows of a table that a checkpoint has in several parts.
 const SAVED_ROWS: u64 = 1_500_000;
 
@@ -183,18 +198,7 @@ fn checkpoints() {
     }
     let verified = saved.verify(2).unwrap();
     assert!(verified.tables[0].shards[0].bytes > 20 << 20, "it came in one part");
-    // Names and bytes are those of a folder.
-    let (of_store, of_folder) =
-        (objects::disk("s3://bucket/saved".as_ref()).unwrap(), Folder::new(folder.path()));
-    let mut names = of_folder.names().unwrap();
-    names.sort_unstable();
-    assert_eq!(names, ["2.0.0.rows", "2.manifest", "3.0.0.rows", "3.manifest"]);
-    for name in names {
-        let [mut one, mut other] = [Vec::new(), Vec::new()];
-        of_store.open(&name).unwrap().read_to_end(&mut one).unwrap();
-        of_folder.open(&name).unwrap().read_to_end(&mut other).unwrap();
-        assert!(one == other, "{name}");
-    }
+    is_as_in("s3://bucket/saved", folder.path());
     let cluster = launch(3);
     let mut client = cluster.client().unwrap();
     saved.restore(&mut client, 3).unwrap();

@@ -17,6 +17,7 @@ mod whole;
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
+use caravan_van::wire::Offer;
 use caravan_van::{Connections, Message, PeerId, Pool};
 
 use self::admission::Turn;
@@ -295,7 +296,6 @@ impl Tables {
     ) -> Result<Step, Trouble> {
         let peer = client.peer;
         let table = message.table();
-        let range = message.range();
         let Tables { entries, moves, chains, owed, last, .. } = self;
         let entry = &mut entries[*last];
         if message.op() & FILTERED != 0 {
@@ -304,22 +304,16 @@ impl Tables {
         let mut common = Request::of(message, op, client.node);
         common.rows = list.map(|list| &list.rows);
         let has_offers = message.has_offers();
-        let is_own = entry.range.contains(range.last());
-        // A shard may only adopt memory that the message owns: lent memory goes back to the worker,
-        // and a frame may hold several messages.
-        let is_owned = message.op() == Op::Push as u8
-            && message.owns_values()
-            && !MOVES
-            && entry.admission.as_ref().is_none_or(|admission| !admission.knows_repeats());
+        let is_own = entry.range.contains(message.range().last());
+        let is_owned = !MOVES && may_adopt(message, entry);
         let mut is_admitted = admitted != Admitted::No;
         while !message.is_empty() {
             let request = common.with_record(message, list);
-            let keys = request.keys;
             if list.is_none() && !request.lengths.is_empty() && entry.spec.width > 0 {
                 return Ok(Step::Expand);
             }
             if !is_own {
-                entry.check_keys(keys)?;
+                entry.check_keys(request.keys)?;
             }
             if MOVES && entry.moving.as_ref().is_some_and(|it| it.holds(lanes, op.pushes())) {
                 return Ok(Step::Hold);
@@ -351,43 +345,18 @@ impl Tables {
                 message.advance();
                 continue;
             }
-            let timestamp = message.timestamp();
             if is_owned && entry.shard.adopts(&request) {
-                return Ok(Step::Adopt(keys[0]));
+                return Ok(Step::Adopt(request.keys[0]));
             }
+            if op.pushes() {
+                push_rows::<MOVES>(lanes, entry, &mut moves.counters, &request)?;
+            }
+            let timestamp = message.timestamp();
             if op == Op::Push {
-                if MOVES {
-                    cut::keep(&mut entry.moving, &mut *entry.shard, keys);
-                }
-                entry.push(&request, lanes.memory())?;
-                if MOVES {
-                    let shard = (table, entry.range);
-                    let applied = entry.shard.applied(&request);
-                    forward(lanes, &mut entry.moving, &mut moves.counters, shard, &applied)?;
-                }
                 lanes.answer(peer, timestamp)?;
-                message.advance();
-                continue;
-            }
-            if request.pushes {
-                if MOVES {
-                    cut::keep(&mut entry.moving, &mut *entry.shard, keys);
-                }
-                entry.push(&request, lanes.memory())?;
-                if MOVES {
-                    let shard = (table, entry.range);
-                    let applied = entry.shard.applied(&request);
-                    forward(lanes, &mut entry.moving, &mut moves.counters, shard, &applied)?;
-                }
-            }
-            if let Some(filters) = &mut entry.filters {
-                filters.passed.sent += (keys.len() * entry.spec.row_bytes()) as u64;
-            }
-            let reply_to = ReplyTo { peer, table, timestamp };
-            let offer = if has_offers { message.offer() } else { None };
-            match offer {
-                None => answer_pull(lanes, &mut *entry.shard, reply_to, &request)?,
-                Some(offer) => place_pull(lanes, &mut *entry.shard, reply_to, offer, &request)?,
+            } else {
+                let offer = if has_offers { message.offer() } else { None };
+                pull_rows(lanes, entry, ReplyTo { peer, table, timestamp }, offer, &request)?;
             }
             message.advance();
         }
@@ -469,6 +438,54 @@ impl Tables {
             Err(trouble) => answer_trouble(lanes, ReplyTo { peer, table, timestamp }, trouble),
         }
     }
+}
+
+/// Whether a shard may adopt the values of a push. They must be memory that the message owns: lent
+/// memory goes back to the worker, and a frame may hold several messages.
+#[inline(always)]
+fn may_adopt(message: &Message, entry: &Replica) -> bool {
+    message.op() == Op::Push as u8
+        && message.owns_values()
+        && entry.admission.as_ref().is_none_or(|admission| !admission.knows_repeats())
+}
+
+/// Pushes the rows of a request, and forwards them where the shard moves.
+#[inline(always)]
+fn push_rows<const MOVES: bool>(
+    lanes: &mut Connections,
+    entry: &mut Replica,
+    counters: &mut MoveCounters,
+    request: &Request<'_>,
+) -> Result<(), Trouble> {
+    if MOVES {
+        cut::keep(&mut entry.moving, &mut *entry.shard, request.keys);
+    }
+    entry.push(request, lanes.memory())?;
+    if MOVES {
+        let shard = (entry.number, entry.range);
+        let applied = entry.shard.applied(request);
+        forward(lanes, &mut entry.moving, counters, shard, &applied)?;
+    }
+    Ok(())
+}
+
+/// Answers a pull, into memory that its worker has offered if there is an offer.
+#[inline(always)]
+fn pull_rows(
+    lanes: &mut Connections,
+    entry: &mut Replica,
+    reply_to: ReplyTo,
+    offer: Option<Offer>,
+    request: &Request<'_>,
+) -> Result<(), Trouble> {
+    if let Some(filters) = &mut entry.filters {
+        filters.passed.sent += (request.keys.len() * entry.spec.row_bytes()) as u64;
+    }
+    match offer {
+        None => answer_pull(lanes, &mut *entry.shard, reply_to, request)?,
+        Some(offer) => place_pull(lanes, &mut *entry.shard, reply_to, offer, request)?,
+    }
+    Ok(())
 }
 
 /// Gives a request to a shard that keeps it, with a token.

@@ -71,38 +71,41 @@ fn only_its_own_lane_is_lost(words: &str, misdeed: impl Fn(&mut Hostile)) {
     );
 }
 
+/// A frame of these messages.
+fn pack(drafts: Vec<Draft<'_>>) -> Vec<u8> {
+    let (pool, mut frame) = (caravan_van::Pool::new(MIB), Vec::new());
+    for draft in drafts {
+        frame.resize(usize::next_multiple_of(frame.len(), 8), 0);
+        let at = frame.len();
+        let image = encode(draft, &mut Coding::plain(), &pool).unwrap().head;
+        frame.extend_from_slice(&image[FRAME_PREFIX..]);
+        frame[at + 60..at + 64].fill(0);
+    }
+    let sum = crc_fast::crc32_iscsi(&frame);
+    frame[60..64].copy_from_slice(&sum.to_le_bytes());
+    frame
+}
+
+/// A bare reply, with `bytes` bytes behind it that it says are records.
+fn run(kind: Kind, bytes: usize, damage: fn(&mut [u8])) -> Vec<u8> {
+    let pool = caravan_van::Pool::new(MIB);
+    let image = encode(Draft::new(Kind::Reply), &mut Coding::plain(), &pool).unwrap().head;
+    let mut frame = image[FRAME_PREFIX..].to_vec();
+    frame[5] = kind as u8;
+    frame[52..56].copy_from_slice(&(bytes as u32).to_le_bytes());
+    frame.resize(frame.len() + bytes, 0);
+    damage(&mut frame);
+    frame[60..64].fill(0);
+    let sum = crc_fast::crc32_iscsi(&frame);
+    frame[60..64].copy_from_slice(&sum.to_le_bytes());
+    frame
+}
+
 #[test]
 fn hostile_peers_lose_only_their_own_lane() {
     let mine = |key: u64, len: u64| Offer { key: key.into(), address: 0.into(), len: len.into() };
     only_its_own_lane_is_lost("too few", |hostile| hostile.garbage(b"hello?"));
     only_its_own_lane_is_lost("another protocol", |hostile| hostile.garbage(&[0x55; 200]));
-    let pack = |drafts: Vec<Draft<'_>>| {
-        let (pool, mut frame) = (caravan_van::Pool::new(MIB), Vec::new());
-        for draft in drafts {
-            frame.resize(usize::next_multiple_of(frame.len(), 8), 0);
-            let at = frame.len();
-            let image = encode(draft, &mut Coding::plain(), &pool).unwrap().head;
-            frame.extend_from_slice(&image[FRAME_PREFIX..]);
-            frame[at + 60..at + 64].fill(0);
-        }
-        let sum = crc_fast::crc32_iscsi(&frame);
-        frame[60..64].copy_from_slice(&sum.to_le_bytes());
-        frame
-    };
-    // A bare reply, with `bytes` bytes behind it that it says are records.
-    let run = |kind: Kind, bytes: usize, damage: fn(&mut [u8])| {
-        let pool = caravan_van::Pool::new(MIB);
-        let image = encode(Draft::new(Kind::Reply), &mut Coding::plain(), &pool).unwrap().head;
-        let mut frame = image[FRAME_PREFIX..].to_vec();
-        frame[5] = kind as u8;
-        frame[52..56].copy_from_slice(&(bytes as u32).to_le_bytes());
-        frame.resize(frame.len() + bytes, 0);
-        damage(&mut frame);
-        frame[60..64].fill(0);
-        let sum = crc_fast::crc32_iscsi(&frame);
-        frame[60..64].copy_from_slice(&sum.to_le_bytes());
-        frame
-    };
     let request = |timestamp| Draft { timestamp, ..Draft::new(Kind::Request) };
     only_its_own_lane_is_lost("full at 4", |hostile| {
         hostile.garbage(&pack((0..5).map(request).collect()));

@@ -155,31 +155,7 @@ impl Fabric {
             slowness(&rate, -1.0, |link| &link.gb_per_s),
         ];
         let below = least.map_or(0.0, |least| least.of(rate_middle));
-        let mut links = Vec::new();
-        for (from, part) in parts.iter().enumerate() {
-            for (to, link) in part.links.iter().enumerate() {
-                let [Some(p50_us), Some(gb_per_s)] = [latency[from][to], rate[from][to]] else {
-                    continue;
-                };
-                let slower = |judged: &Judged| percent(judged.links[from][to].unwrap_or_default());
-                links.push(LinkRow {
-                    van: part.vans.get(to).unwrap_or(&part.van).clone(),
-                    port: part.ports.get(to).cloned().flatten(),
-                    from: names[from].clone(),
-                    to: names[to].clone(),
-                    bytes: task.bytes,
-                    p50_us: milli(p50_us),
-                    gb_per_s: micro(gb_per_s),
-                    latency_slower_percent: slower(&judged[0]),
-                    rate_slower_percent: slower(&judged[1]),
-                    is_slow: judged.iter().any(|judged| judged.is_slow(from, to)),
-                    is_failed: gb_per_s < below,
-                    wrong: link.wrong,
-                    rounds_us: link.p50_us.iter().copied().map(milli).collect(),
-                    rounds_gb_per_s: link.gb_per_s.iter().copied().map(micro).collect(),
-                });
-            }
-        }
+        let links = link_rows(&parts, &names, [&latency, &rate], &judged, task.bytes, below);
         let shown = |title: String, matrix: &Matrix, judged: &Judged| Shown {
             title,
             names: names.clone(),
@@ -207,6 +183,44 @@ impl Fabric {
         };
         Ok(Fabric { links, all })
     }
+}
+
+/// The row of each link between two hosts, by the matrices of latency and rate and what was judged
+/// of each.
+fn link_rows(
+    parts: &[Part],
+    names: &[String],
+    [latency, rate]: [&Matrix; 2],
+    judged: &[Judged; 2],
+    bytes: usize,
+    below: f64,
+) -> Vec<LinkRow> {
+    let mut links = Vec::new();
+    for (from, part) in parts.iter().enumerate() {
+        for (to, link) in part.links.iter().enumerate() {
+            let [Some(p50_us), Some(gb_per_s)] = [latency[from][to], rate[from][to]] else {
+                continue;
+            };
+            let slower = |judged: &Judged| percent(judged.links[from][to].unwrap_or_default());
+            links.push(LinkRow {
+                van: part.vans.get(to).unwrap_or(&part.van).clone(),
+                port: part.ports.get(to).cloned().flatten(),
+                from: names[from].clone(),
+                to: names[to].clone(),
+                bytes,
+                p50_us: milli(p50_us),
+                gb_per_s: micro(gb_per_s),
+                latency_slower_percent: slower(&judged[0]),
+                rate_slower_percent: slower(&judged[1]),
+                is_slow: judged.iter().any(|judged| judged.is_slow(from, to)),
+                is_failed: gb_per_s < below,
+                wrong: link.wrong,
+                rounds_us: link.p50_us.iter().copied().map(milli).collect(),
+                rounds_gb_per_s: link.gb_per_s.iter().copied().map(micro).collect(),
+            });
+        }
+    }
+    links
 }
 
 /// How much slower, from a logarithm.

@@ -219,6 +219,16 @@ impl<'a> Driver<'a> {
         if !first_order {
             self.end_newton()?;
         }
+        self.end_run(lambda, last, stopped)
+    }
+
+    /// What a training has come to, with the model that its last pass has left.
+    fn end_run(
+        &mut self,
+        lambda: f64,
+        mut last: Option<Progress>,
+        stopped: bool,
+    ) -> caravan_kv::Result<Trained> {
         let seconds = self.seconds();
         let weights = self.weights()?;
         if let Some(last) = &mut last {

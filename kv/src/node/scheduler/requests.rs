@@ -17,8 +17,6 @@ impl SchedulerThread {
     pub(super) fn dispatch(&mut self, session: SessionId, said: &Said) -> Result<(), Violation> {
         let timestamp = said.of;
         let State { control, jobs, posts, .. } = &mut self.state;
-        let now = control.now;
-        let is_launcher = control.launcher == Some(session);
         if said.speech != Speech::Ask {
             if let Some(node) = jobs.name(session) {
                 posts.taken(control, node, timestamp);
@@ -56,8 +54,23 @@ impl SchedulerThread {
             }
             (_, Some(job)) => job.clone(),
         };
+        self.execute(session, timestamp, &job, command)
+    }
+
+    /// Does what the driver of a job wants.
+    fn execute(
+        &mut self,
+        session: SessionId,
+        timestamp: u64,
+        job: &str,
+        command: Command,
+    ) -> Result<(), Violation> {
+        let State { control, jobs, posts, .. } = &mut self.state;
+        let now = control.now;
+        let is_launcher = control.launcher == Some(session);
+        let driver = jobs.drivers.entry(session).or_default();
         match command {
-            // These are answered already.
+            // `dispatch` has answered these.
             Command::Begin { .. } | Command::Cancel { .. } => {}
             Command::Jobs | Command::Nodes | Command::Paused => {}
             Command::Gather => {
@@ -67,7 +80,7 @@ impl SchedulerThread {
                 self.gathered();
             }
             Command::Submit { part, target, program, after } => {
-                let job = control::within(&job, &part);
+                let job = control::within(job, &part);
                 let submission = Submission { target, job, program, after, parent: None };
                 let submitted = jobs.submit(control, session, submission);
                 control.tell(session, timestamp, &submitted);
@@ -81,7 +94,7 @@ impl SchedulerThread {
                 control.tell(session, timestamp, &is_there);
             }
             Command::Forget { part } => {
-                let submitted = jobs.forget(control, Some(session), control::within(&job, &part));
+                let submitted = jobs.forget(control, Some(session), control::within(job, &part));
                 control.tell(session, timestamp, &submitted);
             }
             Command::Post(post) => {

@@ -34,7 +34,6 @@ impl Tables {
         op: Option<Op>,
     ) -> Result<Step, Trouble> {
         let peer = client.peer;
-        let mut step = Step::Done;
         op.map_or(Ok(()), |op| self.check_role(peer, op))?;
         match op {
             Some(Op::Create) => {
@@ -54,16 +53,6 @@ impl Tables {
                 let values = Values::Copied(reply.as_bytes());
                 post(lanes, peer, Draft { values, ..answer(Kind::Reply, message) })?;
             }
-            Some(Op::Move) => {
-                let (table, key) = (message.table(), message.range().begin());
-                if self.find(table, key)?.moving.is_some() {
-                    return Ok(Step::Hold);
-                }
-                if self.begin_move(lanes, peer, message)? {
-                    return Ok(Step::Done);
-                }
-                lanes.answer(peer, message.timestamp())?;
-            }
             Some(Op::Retire) => {
                 let successor = serde_json::from_slice(message.values());
                 let retired = self.retire(successor.map_err(|error| error.to_string())?)?;
@@ -81,41 +70,67 @@ impl Tables {
                 self.enter_view(message, lanes.memory())?;
                 lanes.answer(peer, message.timestamp())?;
             }
-            Some(op @ (Op::Follow | Op::Replicate | Op::Whole)) => {
-                return self.serve_follower(lanes, peer, message, op);
-            }
-            Some(Op::Rows)
-                if self.find(message.table(), message.range().begin())?.chain.is_some() =>
-            {
-                return self.serve_follower(lanes, peer, message, Op::Rows);
-            }
-            Some(Op::Take) if self.must_wait(message.table(), message.range().begin()) => {
-                return Ok(Step::Hold);
-            }
-            Some(op @ (Op::Take | Op::Rows | Op::Forward | Op::Own | Op::Abandon)) => {
-                self.serve_owner(lanes, peer, message, op)?;
-                lanes.answer(peer, message.timestamp())?;
-                step = Step::Release;
-            }
-            Some(Op::Mark) => {
-                // Requests before it may wait here, and come back later.
-                let moving = self.position(message.table(), message.range().begin());
-                let moving = moving.and_then(|at| self.entries[at].moving.as_ref());
-                if moving.is_some_and(|moving| moving.holds(lanes, false)) {
-                    return Ok(Step::Hold);
-                }
-                self.mark(message.table(), message.range().begin(), peer);
-                lanes.answer(peer, message.timestamp())?;
-                step = Step::Release;
-            }
             Some(Op::Command) => return self.serve_command(lanes, client, message),
             Some(Op::Checkpoint) => return self.serve_checkpoint(lanes, client, message),
             Some(Op::Cost) => {
                 let cost = Cost::of_this_thread(&lanes.counters());
                 post_json(lanes, peer, message, &cost)?;
             }
-            Some(op @ (Op::Join | Op::Clock | Op::Leave | Op::Bound | Op::Fresh)) => {
-                let entry = self.find(message.table(), message.range().begin())?;
+            Some(Op::Keys) => return Err("nobody asked for these keys".to_owned().into()),
+            Some(op) => return self.serve_of_shard(lanes, client, message, op),
+            None => return Err(format!("there is no operation {}", message.op()).into()),
+        }
+        message.advance();
+        Ok(Step::Done)
+    }
+
+    /// Serves a request that is about one shard as a whole.
+    fn serve_of_shard(
+        &mut self,
+        lanes: &mut Connections,
+        client: Client,
+        message: &mut Message,
+        op: Op,
+    ) -> Result<Step, Trouble> {
+        let peer = client.peer;
+        let (table, key) = (message.table(), message.range().begin());
+        let mut step = Step::Release;
+        match op {
+            Op::Move => {
+                if self.find(table, key)?.moving.is_some() {
+                    return Ok(Step::Hold);
+                }
+                if self.begin_move(lanes, peer, message)? {
+                    return Ok(Step::Done);
+                }
+                lanes.answer(peer, message.timestamp())?;
+                step = Step::Done;
+            }
+            Op::Follow | Op::Replicate | Op::Whole => {
+                return self.serve_follower(lanes, peer, message, op);
+            }
+            Op::Rows if self.find(table, key)?.chain.is_some() => {
+                return self.serve_follower(lanes, peer, message, Op::Rows);
+            }
+            Op::Take if self.must_wait(table, key) => {
+                return Ok(Step::Hold);
+            }
+            Op::Take | Op::Rows | Op::Forward | Op::Own | Op::Abandon => {
+                self.serve_owner(lanes, peer, message, op)?;
+                lanes.answer(peer, message.timestamp())?;
+            }
+            Op::Mark => {
+                // Requests before it may wait here, and come back later.
+                let moving = self.position(table, key);
+                let moving = moving.and_then(|at| self.entries[at].moving.as_ref());
+                if moving.is_some_and(|moving| moving.holds(lanes, false)) {
+                    return Ok(Step::Hold);
+                }
+                self.mark(table, key, peer);
+                lanes.answer(peer, message.timestamp())?;
+            }
+            Op::Join | Op::Clock | Op::Leave | Op::Bound | Op::Fresh => {
+                let entry = self.find(table, key)?;
                 if entry.chain.is_some() && entry.admission.is_some() {
                     return self.serve_chained(lanes, client, message, None, op);
                 }
@@ -124,9 +139,7 @@ impl Tables {
                     return Err(format!("table {name} has no consistency model").into());
                 };
                 admission.serve(lanes, client, message, op)?;
-                step = Step::Release;
             }
-            Some(Op::Keys) => return Err("nobody asked for these keys".to_owned().into()),
             _ => return Err(format!("there is no operation {}", message.op()).into()),
         }
         message.advance();
@@ -199,28 +212,22 @@ impl Tables {
         Ok(created)
     }
 
-    /// Creates a table of this number, 0 if it has none yet; returns its number.
-    fn create_as(
-        &mut self,
-        lanes: &Connections,
-        number: u32,
-        mut wanted: Known,
-    ) -> Result<u32, Trouble> {
-        let memory = lanes.memory();
-        let number = match (number, self.named(&wanted.spec.namespace, wanted.spec.id)) {
-            (0, Some(number)) => number,
+    /// The number of a table that may have this one, 0 if it has none yet.
+    fn number_of(&mut self, number: u32, spec: &TableSpec) -> Result<u32, Trouble> {
+        match (number, self.named(&spec.namespace, spec.id)) {
+            (0, Some(number)) => Ok(number),
             (0, None) if self.gives_numbers() => {
                 self.check_numbers()?;
                 // Nobody would begin a chain, since those that have joined only follow.
-                if self.index >= self.count && wanted.spec.replicas > 0 {
-                    let TableSpec { name, replicas, .. } = &wanted.spec;
+                if self.index >= self.count && spec.replicas > 0 {
+                    let TableSpec { name, replicas, .. } = spec;
                     let why = format!(
                         "table {name} cannot have {replicas} replicas: no server is left that has \
                          founded the cluster"
                     );
                     return Err(why.into());
                 }
-                self.numbers.next()?
+                Ok(self.numbers.next()?)
             }
             (0, None) => {
                 self.check_numbers()?;
@@ -229,12 +236,21 @@ impl Tables {
                     true => "which is lost, so there are no new ones",
                     false => "not from this one",
                 };
-                return Err(
-                    format!("tables get their numbers from server thread {first}, {what}").into()
-                );
+                Err(format!("tables get their numbers from server thread {first}, {what}").into())
             }
-            (number, _) => number,
-        };
+            (number, _) => Ok(number),
+        }
+    }
+
+    /// Creates a table of this number, 0 if it has none yet; returns its number.
+    fn create_as(
+        &mut self,
+        lanes: &Connections,
+        number: u32,
+        mut wanted: Known,
+    ) -> Result<u32, Trouble> {
+        let memory = lanes.memory();
+        let number = self.number_of(number, &wanted.spec)?;
         let mut was_created = false;
         if let Some(known) = self.known.get_mut(&number) {
             known.check_same(&wanted)?;

@@ -10,7 +10,7 @@ use caravan_van::{Buffer, Draft, PeerId, Values};
 
 use super::{Payload, Request, is_lent};
 use crate::error::{Error, Result};
-use crate::filter::{Outstanding, Signed};
+use crate::filter::{AtWorker, Outstanding, Signed};
 use crate::map::Placed;
 use crate::op::{DISCLOSES, FINISHES, Op};
 use crate::runs::Runs;
@@ -218,21 +218,12 @@ impl Worker {
         let bytes = part_bytes(spec, keys.len(), lengths);
         let values = *value_bytes..*value_bytes + bytes;
         *value_bytes = values.end;
-        let place = into.take_if(|into| into.len() == bytes);
-        let mut place = place.or_else(|| into.as_mut().map(|into| into.split_to(bytes)));
+        let mut place = take_place(into, bytes);
         let asked = if place.is_none() { keys.len() * spec.row_bytes() } else { 0 };
-        let mut offer = None;
-        // What is posted again needs the same destination again, and a peer to offer it to is up.
-        let fits = spec.replicas == 0
-            && self.servers[server].up
-            && filters.as_ref().is_none_or(|filters| !filters.shortens_answers());
-        if let Some(place) = place.take_if(|place| fits && place.len() > eager_bytes) {
-            offer = Some(self.endpoint.lanes.offer(peer, place)?);
-        }
-        let named = list.filter(|list| {
-            let sent = filters.as_mut().and_then(|filters| filters.sent.as_mut());
-            sent.is_some_and(|sent| sent.omits(list.signature, shard, keys.len()))
-        });
+        let fits = self.servers[server].up && may_be_placed(spec, filters);
+        let offered = place.take_if(|place| fits && place.len() > eager_bytes);
+        let offer = offered.map(|place| self.endpoint.lanes.offer(peer, place)).transpose()?;
+        let named = list.filter(|list| omits_keys(filters, list.signature, shard, keys.len()));
         let mut draft = Draft {
             command: self.command,
             range,
@@ -267,18 +258,15 @@ impl Worker {
             draft.keys = &[];
         }
         let saved = coding.saved_bytes();
-        let mut posted = self.endpoint.lanes.post(peer, draft, coding);
-        if let Err(error) = posted {
-            posted = self.recovery.excuse(timestamp, error);
-        }
+        let posted = self.endpoint.lanes.post(peer, draft, coding);
+        let posted = posted.or_else(|error| self.recovery.excuse(timestamp, error));
         if let (Some(passage), Some(filters)) = (passage, filters) {
             let saved = coding.saved_bytes() - saved;
             let is_short = named.is_some() || request.is_implied;
             filters.count_sent(passage, list.is_some(), is_short, keys.len(), saved);
         }
         if let (Some(list), Ok(())) = (named, &posted) {
-            let list = list.clone();
-            let table = request.table.0 as usize;
+            let (list, table) = (list.clone(), request.table.0 as usize);
             let outstanding = Outstanding { list, keys: keys.clone(), table, shard, server, offer };
             self.named.insert(timestamp, outstanding);
         }
@@ -484,6 +472,32 @@ impl Worker {
 fn draft<'a>(timestamp: u64, kind: RequestKind, table: u32, clock: u64) -> Draft<'a> {
     let op = Op::from(kind) as u8;
     Draft { op, table, timestamp, clock, ..Draft::new(Kind::Request) }
+}
+
+/// Memory for an answer of so many bytes, from the beginning of what is left.
+#[inline(always)]
+fn take_place(into: &mut Option<Buffer>, bytes: usize) -> Option<Buffer> {
+    let whole = into.take_if(|into| into.len() == bytes);
+    whole.or_else(|| into.as_mut().map(|into| into.split_to(bytes)))
+}
+
+/// Whether answers may be placed. What is posted again needs the same destination again, and a
+/// filter may shorten an answer.
+#[inline(always)]
+fn may_be_placed(spec: &TableSpec, filters: &Option<Box<AtWorker>>) -> bool {
+    spec.replicas == 0 && filters.as_ref().is_none_or(|filters| !filters.shortens_answers())
+}
+
+/// Whether a shard's part of a list of keys goes by the list's signature alone.
+#[inline(always)]
+fn omits_keys(
+    filters: &mut Option<Box<AtWorker>>,
+    signature: u64,
+    shard: usize,
+    keys: usize,
+) -> bool {
+    let sent = filters.as_mut().and_then(|filters| filters.sent.as_mut());
+    sent.is_some_and(|sent| sent.omits(signature, shard, keys))
 }
 
 /// The bits of the operation of a push that ends iteration `clock`, when requests for iterations

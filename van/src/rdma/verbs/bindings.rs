@@ -1,4 +1,4 @@
-//! What the RDMA van uses of rdma-core's headers, made by ci/bindings.
+//! What the RDMA van uses of rdma-core's headers, made by ci/suites/bindings.
 
 pub type __u16 = ::core::ffi::c_ushort;
 pub type __u32 = ::core::ffi::c_uint;

@@ -12,8 +12,9 @@
 //! `ibv_query_port` also fills fields newer than the function, none of them used; `ibv_alloc_mw`
 //! and `ibv_dealloc_mw` are no symbols and go through the device's table.
 //!
-//! Types and signatures are those of rdma-core's headers (`bindings`), made once by `ci/bindings`.
-//! The compiler holds the signatures below to them, and `ci/rdma` each size, offset and constant.
+//! Types and signatures are those of rdma-core's headers (`bindings`), made once by
+//! `ci/suites/bindings`. The compiler holds the signatures below to them, and `ci/suites/rdma` each
+//! size, offset and constant.
 
 use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::io;

@@ -240,10 +240,10 @@ mod tests {
     }
 
     impl Member {
-        /// Starts the program that `ci/etcd` names.
+        /// Starts the program that `ci/suites/etcd` names.
         fn start() -> Option<Member> {
             let Ok(program) = std::env::var("CARAVAN_TEST_ETCD") else {
-                println!("SKIPPED: CARAVAN_TEST_ETCD names no etcd (ci/etcd installs one)");
+                println!("SKIPPED: CARAVAN_TEST_ETCD names no etcd (ci/suites/etcd installs one)");
                 return None;
             };
             let free = || TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();

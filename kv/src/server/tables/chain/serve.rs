@@ -6,7 +6,7 @@
 use caravan_van::{Connections, Message, PeerId};
 
 use super::models::{access, keeps_order, tells_clock};
-use super::{Chains, Head, Inputs, Reply, Sender, Unconfirmed, apply};
+use super::{Chain, Chains, Head, Inputs, Reply, Sender, Unconfirmed, apply};
 use crate::consistency::{Access, Admission};
 use crate::filter::List;
 use crate::op::{DISCLOSES, FINISHES, Op};
@@ -188,6 +188,25 @@ impl Tables {
     }
 }
 
+/// Notes what an executed request says of its worker's clock. Copies may know less of clocks, so a
+/// worker that joins has the one that it was given.
+fn note_clock(
+    admission: &mut AdmissionController,
+    chain: &mut Chain,
+    (sender, ends): (Sender, u8),
+    op: Op,
+    request: &mut Request<'_>,
+) {
+    if ends & FINISHES != 0 {
+        admission.finish(sender.node, request.clock, ends);
+    }
+    match op {
+        Op::Bound => chain.ask_again(),
+        Op::Join => request.clock = admission.clock(sender.node).unwrap_or(request.clock),
+        _ => {}
+    }
+}
+
 impl Replica {
     /// Serves a request at the first thread of its chain, or returns how it has to wait. It goes on
     /// in any case: all copies apply it, or none.
@@ -236,15 +255,7 @@ impl Replica {
             gone = shard.take_gone();
         }
         if let (Some(admission), Some(new)) = (admission.as_mut(), new) {
-            if ends & FINISHES != 0 {
-                admission.finish(sender.node, request.clock, ends);
-            }
-            match new {
-                Op::Bound => chain.ask_again(),
-                // Copies may know less of clocks, so they are told the one that it was given.
-                Op::Join => request.clock = admission.clock(sender.node).unwrap_or(request.clock),
-                _ => {}
-            }
+            note_clock(admission, chain, (sender, ends), new, &mut request);
             chains.is_due |= !chain.awaiting.is_empty();
         }
         chains.counters.repeated += u64::from(is_input && new.is_none());

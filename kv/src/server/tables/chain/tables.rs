@@ -1,10 +1,12 @@
 //! What the tables of a thread do for the chains of their shards beside their requests: copies that
 //! come, confirmations, and the look after chains between them.
 
+use std::collections::VecDeque;
+
 use caravan_van::wire::{Hello, Kind};
 use caravan_van::{Connections, Endpoint, KeyRange, Message, PeerId, Pool};
 
-use super::{Chain, ChainCounters, Follow, Lane, Link, Node, Posted, Rest};
+use super::{Chain, ChainCounters, Chains, Follow, Lane, Link, Node, Posted, Rest};
 use crate::membership::Membership;
 use crate::node::{Role, is_client};
 use crate::op::{Asker, Op};
@@ -294,14 +296,7 @@ impl Tables {
             } else {
                 chain.answer_all(&mut endpoint.lanes, &mut chains.broken);
             }
-            if !chain.held.is_empty() {
-                let mut held = std::mem::take(&mut chain.held);
-                if chain.holds(chains, &endpoint.lanes, *index) {
-                    chain.held = held;
-                } else {
-                    moves.released.append(&mut held);
-                }
-            }
+            release_held(chain, chains, &endpoint.lanes, *index, &mut moves.released);
         }
         self.chains.is_due |= !broken.is_empty();
         self.chains.broken.append(&mut broken);
@@ -422,5 +417,18 @@ impl Tables {
         self.last = 0;
         self.numbers.note(number);
         Ok(&self.known.entry(number).or_insert(wanted).spec)
+    }
+}
+
+/// Releases the requests that wait for a chain, unless it holds them still.
+fn release_held(
+    chain: &mut Chain,
+    chains: &Chains,
+    lanes: &Connections,
+    index: usize,
+    released: &mut VecDeque<Held>,
+) {
+    if !chain.held.is_empty() && !chain.holds(chains, lanes, index) {
+        released.append(&mut chain.held);
     }
 }

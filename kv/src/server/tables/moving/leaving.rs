@@ -120,6 +120,36 @@ impl Recipient {
         Draft { op, table, range, timestamp, ..Draft::new(Kind::Request) }
     }
 
+    /// Says which shard is to come.
+    fn announce(
+        &mut self,
+        lanes: &mut Connections,
+        arrival: &Arrival,
+        (table, range): (u32, KeyRange),
+    ) -> Result<(), Trouble> {
+        let body = serde_json::to_vec(arrival).map_err(|error| error.to_string())?;
+        let draft = Draft { values: Values::Copied(&body), ..self.draft(Op::Take, table, range) };
+        self.post(lanes, draft)
+    }
+
+    /// Sends rows, which may be the last ones.
+    fn send(
+        &mut self,
+        lanes: &mut Connections,
+        piece: &Extract,
+        is_last: bool,
+        (table, range): (u32, KeyRange),
+    ) -> Result<(), Trouble> {
+        let draft = Draft {
+            command: if is_last { LAST } else { 0 },
+            keys: &piece.keys,
+            lengths: &piece.lengths,
+            values: Values::Copied(&piece.values),
+            ..self.draft(Op::Rows, table, range)
+        };
+        self.post(lanes, draft)
+    }
+
     /// A lane that is lost says so by itself; see [`Leaving::lose`].
     fn post(&mut self, lanes: &mut Connections, draft: Draft<'_>) -> Result<(), Trouble> {
         let Some(peer) = self.peer else { return Ok(()) };
@@ -258,9 +288,7 @@ impl Tables {
         let leaving = &mut all[at];
         let entry = &mut self.entries[position];
         let epoch = entry.epoch + 1;
-        let Some(moving) = &mut entry.moving else {
-            return Err("the shard is not leaving".to_owned());
-        };
+        let moving = entry.moving.as_mut().ok_or("the shard is not leaving")?;
         let With::Newcomer(to) = &mut moving.with else {
             return Err("the shard has not come yet".to_owned());
         };
@@ -268,10 +296,8 @@ impl Tables {
             to.peer = Some(peer);
             let text = self.known.get(&table).map(|known| known.text.clone());
             let arrival = Arrival { table: text.unwrap_or_default(), epoch, from: self.index };
-            let body = serde_json::to_vec(&arrival).map_err(|error| error.to_string())?;
-            let draft = Draft { values: Values::Copied(&body), ..to.draft(Op::Take, table, range) };
-            to.post(lanes, draft).map_err(Trouble::into_reason)?;
-            return Ok(Step::Goes);
+            let announced = to.announce(lanes, &arrival, (table, range));
+            return announced.map(|()| Step::Goes).map_err(Trouble::into_reason);
         }
         if to.peer != Some(peer) {
             // What was sent on the lane before is settled by the answer to `Op::Own`.
@@ -289,28 +315,18 @@ impl Tables {
             return Ok(Step::Goes);
         }
         let unanswered = to.sent.wrapping_sub(leaving.answered);
+        let unanswered_max = if leaving.next.is_some() { UNANSWERED_MAX - 1 } else { 0 };
+        if unanswered > unanswered_max {
+            return Ok(Step::Waits);
+        }
         if leaving.next.is_some() {
-            if unanswered >= UNANSWERED_MAX {
-                return Ok(Step::Waits);
-            }
             let piece = leaving.piece(&mut *entry.shard, *piece_bytes, lanes.memory())?;
             // Nothing may change the shard behind its last rows.
             moving.is_closed |= leaving.next.is_none();
             counters.pieces += 1;
             counters.bytes += (size_of_val(&piece.keys[..]) + piece.values.len()) as u64;
-            let command = if leaving.next.is_none() { LAST } else { 0 };
-            let draft = Draft {
-                command,
-                keys: &piece.keys,
-                lengths: &piece.lengths,
-                values: Values::Copied(&piece.values),
-                ..to.draft(Op::Rows, table, range)
-            };
-            to.post(lanes, draft).map_err(Trouble::into_reason)?;
-            return Ok(Step::Goes);
-        }
-        if unanswered > 0 {
-            return Ok(Step::Waits);
+            let sent = to.send(lanes, &piece, leaving.next.is_none(), (table, range));
+            return sent.map(|()| Step::Goes).map_err(Trouble::into_reason);
         }
         if leaving.is_offered {
             let server = leaving.destination.server;
