@@ -5,7 +5,7 @@ pub use crate::node::JobStatus;
 
 use crate::config::NodeConfig;
 use crate::error::Result;
-use crate::node::Scheduler;
+use crate::node::SchedulerClient;
 
 /// The jobs of a cluster that another process has started. This process needs none of its own.
 pub struct Jobs {

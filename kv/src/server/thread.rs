@@ -6,7 +6,7 @@
 mod clients;
 mod keys;
 mod parking;
-mod thread;
+mod service;
 
 use std::io::{self, Write};
 use std::sync::atomic::AtomicBool;
