@@ -9,7 +9,7 @@ use crate::node::SchedulerClient;
 
 /// The jobs of a cluster that another process has started. This process needs none of its own.
 pub struct Jobs {
-    scheduler: Scheduler,
+    scheduler: SchedulerClient,
 }
 
 impl Jobs {

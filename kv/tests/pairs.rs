@@ -12,7 +12,7 @@ mod support;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-use caravan_kv::node::Scheduler;
+use caravan_kv::node::SchedulerClient;
 use caravan_kv::{App, Apps, ClusterConfig, Handles, TableSpec, Target, ValueType, WorkerNode};
 use caravan_van::{KeyRange, Secret};
 use processes::{SOON, ends_within, this_program};

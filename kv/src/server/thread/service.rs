@@ -21,7 +21,6 @@ use crate::op::Op;
 use crate::server::answer::{ReplyTo, answer, post, refuse, refuse_dropped};
 use crate::server::handle::Handles;
 use crate::server::tables::{Admitted, Client, Held, RETRY, Step, Tables, Trouble, Waiting};
-use crate::membership::Membership;
 
 /// Longest sleep while idle, and so the longest delay until a thread notices that it must stop.
 const BACKOFF: Duration = Duration::from_millis(100);
