@@ -4,31 +4,21 @@
 //! Method: the real worker and server code on the simulated van, of whose servers one crashes, or
 //! stops and wakes, at a drawn instant of the writing or of the restoring. A failure prints its
 //! seed.
-#![allow(clippy::unwrap_used, reason = "tests")]
-
-#[path = "support/simulated.rs"]
-mod cluster;
-#[path = "support/drive.rs"]
-mod drive;
-#[path = "support/iterations.rs"]
-mod iterations;
-#[path = "support/oracle.rs"]
-mod oracle;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
+use crate::support::drive::{Drive, export, stored};
+use crate::support::iterations::{self, LAST, WORKERS, iterate};
+use crate::support::oracle::Oracle;
+use crate::support::simulated::{Draws, connect, endpoint_with, server_endpoint, weather};
 use caravan_kv::checkpoint::Checkpoints;
 use caravan_kv::consistency::Model;
 use caravan_kv::node::Role;
 use caravan_kv::{Handles, Placement, ServerAddress, ServerThread, TableSpec, ValueType, Worker};
 use caravan_van::KeyRange;
 use caravan_van::sim::{Network, for_each_seed};
-use cluster::{Draws, connect, endpoint_with, server_endpoint, weather};
-use drive::{Drive, export, stored};
-use iterations::{LAST, WORKERS, iterate};
-use oracle::Oracle;
 
 const KEYS: u64 = 200;
 const SERVERS: usize = 4;

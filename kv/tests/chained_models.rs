@@ -3,14 +3,6 @@
 //! allows. Method: the real worker and server code on the simulated van. Workers count their
 //! iterations, so that a read tells what it has seen; the history of every copy is checked. A
 //! failure prints its seed; `CARAVAN_SEED=<seed> cargo test` replays it.
-#![allow(clippy::unwrap_used, reason = "tests")]
-
-#[path = "support/simulated.rs"]
-mod cluster;
-#[path = "support/faults.rs"]
-mod faults;
-#[path = "support/oracle.rs"]
-mod oracle;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, Write};
@@ -18,6 +10,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use crate::support::faults::{FAULTS, Fault};
+use crate::support::oracle::Oracle;
+use crate::support::simulated::{Draws, connect, endpoint_with};
 use caravan_kv::consistency::Model;
 use caravan_kv::node::Role;
 use caravan_kv::server::ChainCounters;
@@ -27,9 +22,6 @@ use caravan_kv::{
 };
 use caravan_van::KeyRange;
 use caravan_van::sim::{Faults, Network, for_each_seed};
-use cluster::{Draws, connect, endpoint_with};
-use faults::{FAULTS, Fault};
-use oracle::Oracle;
 use serde_json::{Value, json};
 
 /// Most workers of a run; each has a key of its own, and all push to the others.

@@ -4,25 +4,19 @@
 //! up a push of each worker before it steps, as DBPG does. Servers crash, lanes break, and workers
 //! are late, at drawn instants. A failure prints its seed; `CARAVAN_SEED=<seed> cargo test` replays
 //! it.
-#![allow(clippy::unwrap_used, reason = "tests")]
-
-#[path = "support/simulated.rs"]
-mod cluster;
-#[path = "support/oracle.rs"]
-mod oracle;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use crate::support::oracle::Oracle;
+use crate::support::simulated::{Draws, connect, server_endpoint};
 use caravan_kv::consistency::Admission;
 use caravan_kv::server::{ChainCounters, Extract, Part, Pulled, Request};
 use caravan_kv::{Handles, Placement, ServerAddress, ServerThread, Shard, TableSpec, ValueType};
 use caravan_van::sim::{Faults, Network, for_each_seed};
 use caravan_van::{KeyRange, Pool, Value};
-use cluster::{Draws, connect, server_endpoint};
-use oracle::Oracle;
 use serde::{Deserialize, Serialize};
 
 const KEYS: u64 = 40;

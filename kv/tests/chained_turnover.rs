@@ -3,18 +3,14 @@
 //! and none goes that stays. Method: the real worker and server code on the simulated van. Servers
 //! crash, and lanes break, at drawn instants; a shard of one thread without a network gets the
 //! same pushes. A failure prints its seed; `CARAVAN_SEED=<seed> cargo test` replays it.
-#![allow(clippy::unwrap_used, reason = "tests")]
-
-#[path = "support/simulated.rs"]
-mod cluster;
-#[path = "support/oracle.rs"]
-mod oracle;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use crate::support::oracle::Oracle;
+use crate::support::simulated::{Draws, connect, server_endpoint};
 use caravan_kv::server::{ChainCounters, Extract, Request};
 use caravan_kv::turnover::Turnover;
 use caravan_kv::{
@@ -22,8 +18,6 @@ use caravan_kv::{
 };
 use caravan_van::sim::{Faults, Network, for_each_seed};
 use caravan_van::{KeyRange, Pool, Value};
-use cluster::{Draws, connect, server_endpoint};
-use oracle::Oracle;
 
 const KEYS: u64 = 1000;
 

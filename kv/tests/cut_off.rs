@@ -6,18 +6,13 @@
 //! it reads which of the pushes on a broken lane were applied, and makes the others again. In the
 //! end each number has the bits of exactly the pushes to its key. A failure prints its seed;
 //! `CARAVAN_SEED=<seed> cargo test` replays it.
-#![allow(clippy::unwrap_used, reason = "tests")]
-
-#[path = "support/board.rs"]
-mod board;
-#[path = "support/simulated.rs"]
-mod cluster;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use board::{LOOK, SERVERS, moves_of};
+use crate::support::board::{self, LOOK, SERVERS, moves_of};
+use crate::support::simulated::{Draws, connect};
 use caravan_kv::server::{MoveCounters, MoveStep, ShardStep};
 use caravan_kv::{
     Error, Handles, Placed, Placement, ServerAddress, Table, TableSpec, Timestamp, ValueType,
@@ -25,7 +20,6 @@ use caravan_kv::{
 };
 use caravan_van::KeyRange;
 use caravan_van::sim::{Faults, Network, for_each_seed};
-use cluster::{Draws, connect};
 
 const WORKERS: usize = 8;
 const KEYS: u64 = 240;

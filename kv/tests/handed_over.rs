@@ -4,26 +4,18 @@
 //! Method: whole clusters on the simulated van. Lanes between servers are cut as shards move from
 //! one to the other, and servers are crashed; who is lost, the test itself says. A failure prints
 //! its seed; `CARAVAN_SEED=<seed> cargo test` replays it.
-#![allow(clippy::unwrap_used, reason = "tests")]
-
-#[path = "support/board.rs"]
-mod board;
-#[path = "support/simulated.rs"]
-mod cluster;
-#[path = "support/ticks.rs"]
-mod ticks;
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use board::{LOOK, SERVERS, moves_of};
+use crate::support::board::{self, LOOK, SERVERS, moves_of};
+use crate::support::simulated::{Draws, connect};
+use crate::support::ticks::{self, check_ticks, tick, with_ticks};
 use caravan_kv::server::{MoveCounters, MoveStep, ShardStep};
 use caravan_kv::{Handles, Placement, ServerAddress, Table, TableSpec, ValueType, Worker};
 use caravan_van::KeyRange;
 use caravan_van::sim::{Faults, Network, for_each_seed};
-use cluster::{Draws, connect};
-use ticks::{check_ticks, tick, with_ticks};
 
 const WORKERS: usize = 3;
 const KEYS: u64 = 120;

@@ -3,18 +3,14 @@
 //! check at once what only they write; a node moves random shards at random instants. In the end
 //! each key's sum is that of all acknowledged pushes. A failure prints its seed;
 //! `CARAVAN_SEED=<seed> cargo test` replays it.
-#![allow(clippy::unwrap_used, reason = "tests")]
-
-#[path = "support/simulated.rs"]
-mod cluster;
-#[path = "support/ticks.rs"]
-mod ticks;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use crate::support::simulated::{Draws, connect, server_endpoint, start_nodes, weather};
+use crate::support::ticks::{self, check_ticks, tick, with_ticks};
 use caravan_kv::consistency::Model;
 use caravan_kv::node::Role;
 use caravan_kv::server::MoveCounters;
@@ -24,8 +20,6 @@ use caravan_kv::{
 };
 use caravan_van::sim::{Network, Node, for_each_seed};
 use caravan_van::{Endpoint, Identity, KeyRange, VanConfig};
-use cluster::{Draws, connect, server_endpoint, start_nodes, weather};
-use ticks::{check_ticks, tick, with_ticks};
 
 const KEYS: u64 = 400;
 

@@ -1,5 +1,4 @@
 //! Goal: the README's table of variables is correct, and its program is an example.
-#![allow(clippy::unwrap_used, reason = "tests")]
 
 use caravan_kv::config::VARS;
 

@@ -2,19 +2,15 @@
 //! table is never too much. Method: the real worker and server code on the simulated van, which
 //! cuts workers off from servers at random times; every worker counts its iterations on every
 //! server. A failure prints its seed.
-#![allow(clippy::unwrap_used, reason = "tests")]
-
-#[path = "support/simulated.rs"]
-mod cluster;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use crate::support::simulated::{Draws, connect, start};
 use caravan_kv::consistency::Model;
 use caravan_kv::{Error, Handles, Table, TableSpec, ValueType, Worker};
 use caravan_van::sim::{Faults, Network, for_each_seed};
-use cluster::{Draws, connect, start};
 
 const SERVERS: u64 = 2;
 const ITERATIONS: u64 = 20;

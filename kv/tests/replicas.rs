@@ -2,22 +2,18 @@
 //! stops or is cut off, and no read is older than one before it. Method: the real worker and server
 //! code on the simulated van. Servers crash, stop and wake, and lanes break, at drawn instants;
 //! workers hear after a drawn time which servers count as lost. A failure prints its seed.
-#![allow(clippy::unwrap_used, reason = "tests")]
-
-#[path = "support/simulated.rs"]
-mod cluster;
-#[path = "support/faults.rs"]
-mod faults;
-#[path = "support/oracle.rs"]
-mod oracle;
-#[path = "support/ticks.rs"]
-mod ticks;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use crate::support::faults::{FAULTS, Fault};
+use crate::support::oracle::{Oracle, wait_until};
+use crate::support::simulated::{
+    CREDITS, Draws, connect, endpoint_of, server_endpoint, start_nodes,
+};
+use crate::support::ticks::{self, check_ticks, tick, with_ticks};
 use caravan_kv::consistency::Model;
 use caravan_kv::server::{ChainCounters, Copies, Pulled, Request};
 use caravan_kv::{
@@ -27,10 +23,6 @@ use caravan_kv::{
 use caravan_van::sim::{Faults, Network, for_each_seed};
 use caravan_van::wire::{Coding, Kind};
 use caravan_van::{Account, Arrival, Draft, KeyRange, PeerId, Pool, Value, Values};
-use cluster::{CREDITS, Draws, connect, endpoint_of, server_endpoint, start_nodes};
-use faults::{FAULTS, Fault};
-use oracle::{Oracle, wait_until};
-use ticks::{check_ticks, tick, with_ticks};
 
 const KEYS: u64 = 60;
 
@@ -323,7 +315,7 @@ fn a_copy_is_whole_with_what_came_since_its_image() {
     assert_eq!(run(1622).0, Fault::Again);
 }
 
-/// `cargo test -p caravan-kv --test replicas -- --ignored`
+/// `cargo test -p caravan-kv --test kv replicas:: -- --ignored`
 #[test]
 #[ignore = "minutes"]
 fn nothing_is_lost_or_doubled_in_ten_thousand_runs() {

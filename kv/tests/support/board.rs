@@ -1,5 +1,4 @@
 //! What servers of a simulated cluster say of their shards that move, for all nodes to see.
-#![allow(dead_code, reason = "every test binary uses a part of it")]
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -9,7 +8,7 @@ use caravan_kv::server::{MoveCounters, ShardStep};
 use caravan_kv::{Handles, ServerAddress, ServerThread};
 use caravan_van::sim::{Network, Node};
 
-use crate::cluster::{server_endpoint, start_nodes};
+use super::simulated::{server_endpoint, start_nodes};
 
 pub(crate) const SERVERS: usize = 3;
 

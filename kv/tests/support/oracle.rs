@@ -1,6 +1,5 @@
 //! What all nodes of a simulated run with copies share besides the network: who counts as lost, how
 //! far the workers are, and how far the copies.
-#![allow(dead_code, reason = "every test binary uses a part of it")]
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -11,7 +10,7 @@ use caravan_kv::server::{ChainCounters, Copies};
 use caravan_kv::{ServerAddress, ServerThread, Worker};
 use caravan_van::sim::Network;
 
-use crate::cluster::start_nodes;
+use super::simulated::start_nodes;
 
 /// It says who is lost.
 #[derive(Clone, Default)]
