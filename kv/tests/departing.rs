@@ -140,7 +140,7 @@ fn read(worker: &mut Worker, table: Table) -> (Vec<i64>, Vec<i64>) {
 
 /// What a run has met.
 #[derive(Debug, Default)]
-struct Met {
+pub(crate) struct Met {
     /// Servers that have left, founders among them, and those of these that numbered tables.
     left: usize,
     founders: usize,
@@ -242,7 +242,7 @@ fn totals(cluster: &mut Cluster, task: TaskId) -> (Vec<Vec<i64>>, Vec<Vec<i64>>)
     (sums, own)
 }
 
-fn depart(network: &Network, seed: u64) -> Met {
+pub(crate) fn depart(network: &Network, seed: u64) -> Met {
     let mut draws = Draws(seed);
     let dies = seed % 2 == 1;
     let (founders, workers) = (3 + draws.below(2) as usize, 1 + draws.below(WORKERS) as usize);

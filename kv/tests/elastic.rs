@@ -143,7 +143,7 @@ fn pull(worker: &mut Worker, table: Table) -> Vec<i64> {
 
 /// What a run has met.
 #[derive(Debug, Default)]
-struct Met {
+pub(crate) struct Met {
     /// Servers that have joined.
     joined: usize,
     /// Shards that were moved to them.
@@ -195,7 +195,7 @@ fn shift(client: &mut Worker, tables: &[Table], draws: &mut Draws) -> usize {
     moved
 }
 
-fn drive(network: &Network, seed: u64) -> Met {
+pub(crate) fn drive(network: &Network, seed: u64) -> Met {
     let mut draws = Draws(seed);
     let (servers, workers) = (1 + draws.below(3) as usize, 1 + draws.below(WORKERS) as usize);
     let (mut cluster, task, signals) = busy(seed, servers, workers, false);
@@ -342,7 +342,7 @@ fn wait_for_end(network: &Network, node: Node<Ended>, client: &mut Worker) -> En
 }
 
 /// Servers come and go; some while another driver moves shards.
-fn come_and_go(network: &Network, seed: u64) -> Met {
+pub(crate) fn come_and_go(network: &Network, seed: u64) -> Met {
     let mut draws = Draws(seed);
     let (servers, workers) = (1 + draws.below(3) as usize, 1 + draws.below(WORKERS) as usize);
     let (mut cluster, task, signals) = busy(seed, servers, workers, true);

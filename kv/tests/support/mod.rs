@@ -1,10 +1,7 @@
 //! Server threads and workers over real sockets, without a scheduler; and what else tests share.
 
-pub(crate) mod board;
 pub(crate) mod drive;
-pub(crate) mod faults;
 pub(crate) mod iterations;
-pub(crate) mod oracle;
 #[allow(clippy::duplicate_mod, reason = "fuzz targets have it by its path")]
 pub(crate) mod own_filters;
 pub(crate) mod raw_lane;
