@@ -5,7 +5,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::atomic::Ordering;
 
 use anyhow::{Context, Result, bail};
-use caravan_kv::node::{Ended, Scheduler, join_server, run_server, run_worker};
+use caravan_kv::node::{Ended, SchedulerClient, join_server, run_server, run_worker};
 use caravan_kv::{
     Apps, Cluster, ClusterConfig, Error, Handles, JobRole, Launch, NodeConfig, Target, Van, Worker,
 };
@@ -181,7 +181,7 @@ pub(crate) fn schedule(common: &Common, args: &SchedulerRole) -> Result<()> {
     if let Some(state) = args.state.as_ref().or(args.etcd.as_ref()) {
         config.node.state = Some(state.clone());
     }
-    let mut scheduler = Scheduler::bind(&config).map_err(as_usage)?;
+    let mut scheduler = SchedulerClient::bind(&config).map_err(as_usage)?;
     say(format_args!("nodes can join at {}", scheduler.address()));
     scheduler.gather(|| Ok(()))?;
     say(format_args!("{} servers and {} workers have joined", config.servers, config.workers));

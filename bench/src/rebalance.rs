@@ -44,7 +44,7 @@ pub(crate) fn run(common: &Common, args: &RebalanceArgs) -> Result<()> {
     }
 }
 
-/// Has a server leave the cluster.
+/// Makes a server leave the cluster.
 fn release(node: &NodeConfig, rank: usize, report: &mut Report) -> Result<()> {
     let cluster = Cluster::visit(node, JOB)?;
     let moved = cluster.release_server(rank);

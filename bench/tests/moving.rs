@@ -74,7 +74,7 @@ fn say(what: &str, took: &[Duration]) {
     println!("{what}: {} pushes, p50 {p50:?}, p99 {p99:?}, max {max:?}", took.len());
 }
 
-/// Has a server join, and waits until the worker has heard of it.
+/// Makes a server join, and waits until the worker has heard of it.
 fn join(cluster: &Cluster, worker: &mut Worker) -> Child {
     let joined = of_cluster(cluster, "server --join --van tcp").spawn().unwrap();
     while worker.server_addresses().count() == 2 {
@@ -146,7 +146,7 @@ fn fill(worker: &mut Worker) -> Table {
     table
 }
 
-/// Has server 0 drained; or has another one join and it leave.
+/// Drains server 0; or makes another one join and it leave.
 fn move_all(leaves: bool) {
     let (cluster, mut worker) = launch_over_tcp(2);
     let table = fill(&mut worker);

@@ -152,7 +152,7 @@ impl Engine for Poller {
                 let is_broken = event.is_error();
                 let reads = event.is_readable() || event.is_read_closed() || is_broken;
                 let writes = event.is_writable() || event.is_write_closed() || is_broken;
-                Report::Lane { number: number as u32, ready: Interest { reads, writes } }
+                Report::Socket { number: number as u32, ready: Interest { reads, writes } }
             }
         }));
         Ok(())

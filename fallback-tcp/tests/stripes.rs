@@ -147,7 +147,7 @@ impl Two {
         }
     }
 
-    /// Has each write go over all ports from now on.
+    /// Makes each write go over all ports from now on.
     fn begin(&mut self) {
         let offer = self.offer(1, MIB);
         let data = data(7, MIB);
@@ -156,7 +156,7 @@ impl Two {
         self.rest();
     }
 
-    /// Has all ports take in what comes.
+    /// Makes all ports take in what comes.
     fn thaw(&self) {
         self.ports.iter().flatten().for_each(|port| port.is_frozen.set(false));
     }

@@ -6,26 +6,26 @@
 use std::time::Duration;
 
 use caravan_kv::{
-    Answered, App, Apps, Asked, Cluster, ClusterConfig, Desk, Error, Group, Handles, Launch,
-    Result, Target, WorkerNode,
+    Answered, App, Apps, Asked, Cluster, ClusterConfig, Error, Group, Handles, Launch, Result, Rpc,
+    Target, WorkerNode,
 };
 use serde_json::Value;
 
 /// Answers at once, with twice the number that was asked.
-fn twice(desk: &mut Desk, asked: Asked) {
-    let answered = desk.answer(asked.token, (asked.command * 2).to_string().as_bytes());
+fn twice(rpc: &mut Rpc, asked: Asked) {
+    let answered = rpc.answer(asked.token, (asked.command * 2).to_string().as_bytes());
     answered.expect("it was not answered before");
 }
 
 /// Answers when all workers have answered.
-fn of_workers(desk: &mut Desk, asked: Asked) {
-    let answer = move |desk: &mut Desk, answers: Result<Vec<Answered>>| {
+fn of_workers(rpc: &mut Rpc, asked: Asked) {
+    let answer = move |rpc: &mut Rpc, answers: Result<Vec<Answered>>| {
         let texts = answers.into_iter().flatten().filter_map(|answer| answer.outcome.ok());
         let joined = texts.collect::<Vec<_>>().join(&b' ');
-        desk.answer(asked.token, &joined).expect("it was not answered before");
+        rpc.answer(asked.token, &joined).expect("it was not answered before");
     };
-    let request = desk.ask(Group::WORKERS, "twice", asked.command, &[]);
-    request.and_then(|request| desk.then(request, answer)).expect("few requests are open");
+    let request = rpc.ask(Group::WORKERS, "twice", asked.command, &[]);
+    request.and_then(|request| rpc.then(request, answer)).expect("few requests are open");
 }
 
 /// Waits for all other nodes.
@@ -39,13 +39,12 @@ impl App for Meets {
 }
 
 fn main() -> Result<(), Error> {
-    let handles = Handles::default().with_responder("of workers", || Box::new(of_workers));
-    let apps = Apps::default()
-        .with("meets", || Box::new(Meets))
-        .with_responder("twice", || Box::new(twice));
+    let handles = Handles::default().with_handler("of workers", || Box::new(of_workers));
+    let apps =
+        Apps::default().with("meets", || Box::new(Meets)).with_handler("twice", || Box::new(twice));
     let config = ClusterConfig { servers: 2, workers: 3, ..ClusterConfig::default() };
     let mut cluster = Cluster::launch(&config, Launch::Threads(handles, apps))?;
-    let request = cluster.desk(|desk| desk.ask(Group::SERVERS, "of workers", 21, &[]))??;
+    let request = cluster.rpc(|rpc| rpc.ask(Group::SERVERS, "of workers", 21, &[]))??;
     for Answered { node, outcome } in cluster.wait_for(request, Duration::from_secs(10))? {
         let text = outcome.map(|body| String::from_utf8_lossy(&body).into_owned());
         println!("{node}: {}", text.unwrap_or_else(|why| format!("no answer: {why}")));

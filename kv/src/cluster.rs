@@ -16,8 +16,8 @@ use crate::config::{ClusterConfig, NodeConfig};
 use crate::error::{Error, Result, panicked};
 use crate::map::Placed;
 use crate::node::{
-    self, Answered, Apps, AtDesk, Desk, Group, Party, Program, RequestId, Role, Scheduler, Step,
-    Target, TaskId, Van,
+    self, Answered, Apps, AtRpc, Group, Party, Program, RequestId, Role, Rpc, SchedulerClient,
+    Step, Target, TaskId, Van,
 };
 use crate::secret::SecretSource;
 use crate::server::{Copies, Handles};
@@ -41,7 +41,7 @@ pub enum Launch {
 /// A running cluster and its scheduler. Dropping it stops everything.
 pub struct Cluster {
     /// Shared with the driver's clients, which check it while they wait.
-    scheduler: Rc<RefCell<Scheduler>>,
+    scheduler: Rc<RefCell<SchedulerClient>>,
     config: ClusterConfig,
     /// Shared as well: how a child ended tells why its node was lost.
     children: Rc<RefCell<Vec<Node<Child>>>>,
@@ -96,7 +96,7 @@ impl Cluster {
         if is_held {
             node::end_with_launcher("the driver".to_owned())?;
         }
-        let scheduler = Scheduler::bind_client(&config)?;
+        let scheduler = SchedulerClient::bind_client(&config)?;
         config.node.scheduler = scheduler.address().to_owned();
         config.node.identity = node::identity(node::DRIVER, None);
         let mut cluster = Cluster {
@@ -154,7 +154,7 @@ impl Cluster {
     }
 
     fn reach(node: &NodeConfig, job: &str, visits: bool) -> Result<Cluster> {
-        let scheduler = Scheduler::attach(node, job, visits)?;
+        let scheduler = SchedulerClient::attach(node, job, visits)?;
         let config = scheduler.config().clone();
         Ok(Cluster {
             scheduler: Rc::new(RefCell::new(scheduler)),
@@ -205,7 +205,7 @@ impl Cluster {
     }
 
     /// Asks the scheduler, with the cause of a loss that this process knows.
-    fn ask<T>(&self, ask: impl FnOnce(&mut Scheduler) -> Result<T>) -> Result<T> {
+    fn ask<T>(&self, ask: impl FnOnce(&mut SchedulerClient) -> Result<T>) -> Result<T> {
         explained(&self.scheduler, &self.children, ask)
     }
 
@@ -331,7 +331,7 @@ impl Cluster {
     /// # Errors
     /// [`Error::NodeLost`].
     pub fn promise(&mut self) -> Result<TaskId> {
-        self.ask(Scheduler::promise)
+        self.ask(SchedulerClient::promise)
     }
 
     /// Finishes a task of [`Cluster::promise`], so that tasks that wait for it may start.
@@ -381,8 +381,8 @@ impl Cluster {
     ///
     /// # Errors
     /// [`Error::NodeLost`].
-    pub fn desk<T>(&mut self, use_it: impl FnOnce(&mut Desk) -> T) -> Result<T> {
-        self.ask(|scheduler| scheduler.with_desk(use_it))
+    pub fn rpc<T>(&mut self, use_it: impl FnOnce(&mut Rpc) -> T) -> Result<T> {
+        self.ask(|scheduler| scheduler.with_rpc(use_it))
     }
 
     /// Waits until a request to other nodes is complete, and returns their answers, in order of the
@@ -417,7 +417,7 @@ impl Cluster {
         let scheduler = Rc::downgrade(&self.scheduler);
         let children = self.children.clone();
         let watch = move || match scheduler.upgrade() {
-            Some(scheduler) => explained(&scheduler, &children, Scheduler::news),
+            Some(scheduler) => explained(&scheduler, &children, SchedulerClient::news),
             None => Ok(News::default()),
         };
         let watch: Watch = Box::new(watch);
@@ -427,7 +427,7 @@ impl Cluster {
         Ok(client)
     }
 
-    /// Has the server of this rank leave the cluster, one that has founded it as well: its shards
+    /// Makes the server of this rank leave the cluster, one that has founded it as well: its shards
     /// move to other servers while requests go on, those with copies get one more elsewhere, and
     /// all nodes are told. It ends by itself once no worker or driver has a lane to it; each closes
     /// its own when nothing is outstanding there. Returns the shards that have moved.
@@ -537,9 +537,9 @@ pub fn how_ended(status: ExitStatus) -> String {
 /// Asks the scheduler. It sees no more of a lost node than a lane that broke; where the node is a
 /// child of this process, the error says how the child ended.
 fn explained<T>(
-    scheduler: &RefCell<Scheduler>,
+    scheduler: &RefCell<SchedulerClient>,
     children: &RefCell<Vec<Node<Child>>>,
-    ask: impl FnOnce(&mut Scheduler) -> Result<T>,
+    ask: impl FnOnce(&mut SchedulerClient) -> Result<T>,
 ) -> Result<T> {
     let mut scheduler = scheduler.borrow_mut();
     let error = match ask(&mut scheduler) {
@@ -570,12 +570,12 @@ fn is_named(name: &str, text: &str) -> bool {
 
 /// The end of a lost child, whose lanes break shortly before it has ended; `None` if it goes on,
 /// which is waited for once.
-fn end_of_lost(child: &mut Node<Child>, scheduler: &mut Scheduler) -> Option<ExitStatus> {
+fn end_of_lost(child: &mut Node<Child>, scheduler: &mut SchedulerClient) -> Option<ExitStatus> {
     let patience = if child.stands { Duration::ZERO } else { LAST_BREATH };
     let until = scheduler.now() + patience;
     loop {
         match child.run.try_wait() {
-            Ok(None) if scheduler.now() < until => scheduler.nap(LOOK_AT_CHILD).ok()?,
+            Ok(None) if scheduler.now() < until => scheduler.backoff(LOOK_AT_CHILD).ok()?,
             found => {
                 let ended = found.ok().flatten();
                 child.stands = ended.is_none();
@@ -699,13 +699,17 @@ fn hand_down(config: &NodeConfig, child: &mut Child) {
 
 /// Waits for a child that was told to end, and kills it if it does not end until then, on the
 /// scheduler's clock.
-fn end_child(child: &mut Node<Child>, scheduler: &mut Scheduler, until: Duration) -> Result<()> {
+fn end_child(
+    child: &mut Node<Child>,
+    scheduler: &mut SchedulerClient,
+    until: Duration,
+) -> Result<()> {
     let lost = |reason| Error::NodeLost { node: child.name.clone(), reason };
     loop {
         match child.run.try_wait() {
             Ok(Some(status)) if status.success() => return Ok(()),
             Ok(Some(status)) => return Err(lost(format!("it {}", how_ended(status)))),
-            Ok(None) if scheduler.now() < until => scheduler.nap(LOOK_AT_CHILD)?,
+            Ok(None) if scheduler.now() < until => scheduler.backoff(LOOK_AT_CHILD)?,
             Ok(None) => {
                 let _ = child.run.kill();
                 let _ = child.run.wait();

@@ -5,11 +5,11 @@ pub use crate::node::JobStatus;
 
 use crate::config::NodeConfig;
 use crate::error::Result;
-use crate::node::Scheduler;
+use crate::node::SchedulerClient;
 
 /// The jobs of a cluster that another process has started. This process needs none of its own.
 pub struct Jobs {
-    scheduler: Scheduler,
+    scheduler: SchedulerClient,
 }
 
 impl Jobs {
@@ -19,7 +19,7 @@ impl Jobs {
     /// # Errors
     /// [`crate::Error::Timeout`] if no scheduler listens there.
     pub fn of(node: &NodeConfig) -> Result<Jobs> {
-        Ok(Jobs { scheduler: Scheduler::reach(node)? })
+        Ok(Jobs { scheduler: SchedulerClient::reach(node)? })
     }
 
     /// All jobs, by name; that of the driver that started the cluster has none.

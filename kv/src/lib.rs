@@ -19,7 +19,7 @@
 //!
 //! # Thread rules
 //! A [`Worker`] and what it hands out belong to one thread. A [`ServerThread`] owns its shards. The
-//! scheduler serves nodes on a thread of its own (`node/scheduler/service.rs`); each node has
+//! scheduler serves nodes on a thread of its own (`node/scheduler/thread.rs`); each node has
 //! another for heartbeats (`node/heartbeat.rs`).
 //!
 //! # Who is lost
@@ -39,7 +39,7 @@
 //! | [`Worker`] | `KVWorker` and its customer | worker, client |
 //! | [`ServerThread`] | `KVServer` | server node, virtual server |
 //! | [`Shard`], handle | request handle | user-defined function |
-//! | node, [`node::Scheduler`] | postoffice, scheduler | server manager and task scheduler |
+//! | node, [`node::SchedulerClient`] | postoffice, scheduler | server manager and task scheduler |
 //! | [`Timestamp`] | timestamp | task number |
 //! | command ([`Worker::set_command`]) | cmd | – |
 //! | [`Token`] of a kept request | `KVMeta` kept for `Response` | – |
@@ -56,12 +56,14 @@ pub mod config;
 pub mod consistency;
 pub mod cost;
 pub mod error;
+pub mod eviction;
 pub mod export;
 pub mod files;
 pub mod filter;
 pub mod history;
 pub mod jobs;
 pub mod map;
+mod membership;
 pub mod node;
 pub mod objects;
 mod op;
@@ -73,9 +75,7 @@ pub mod sketch;
 pub mod slicer;
 pub mod table;
 mod tracker;
-pub mod turnover;
 pub mod vector;
-mod view;
 pub mod worker;
 
 pub use cluster::{Cluster, Handover, Launch, how_ended, spawn_node};
@@ -85,8 +85,8 @@ pub use error::{Error, Result};
 pub use jobs::{JobStatus, Jobs};
 pub use map::{Placed, Placement};
 pub use node::{
-    Answered, App, Apps, Asked, Desk, Group, NodeName, Recipients, RequestId, Responder, Step,
-    Target, TaskId, Token, Van, WorkerNode,
+    Answered, App, Apps, Asked, Group, Handler, NodeName, Recipients, RequestId, Rpc, Step, Target,
+    TaskId, Token, Van, WorkerNode,
 };
 pub use runs::Runs;
 pub use secret::SecretSource;

@@ -13,7 +13,7 @@ use caravan_van::KeyRange;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
-use crate::view::Departed;
+use crate::membership::Departed;
 
 /// Most shards of a table.
 pub const SHARDS_MAX: usize = 1 << 16;
@@ -220,13 +220,13 @@ impl Map {
         self.shards.iter().map(|shard| shard.server).collect()
     }
 
-    /// Enters that a server thread has all shards of another one.
+    /// Records that a server thread has all shards of another one.
     pub(crate) fn pass_on(&mut self, from: usize, to: usize) {
         let of_it = |shard: &&mut Placed| shard.server == from;
         self.shards.iter_mut().filter(of_it).for_each(|shard| shard.server = to);
     }
 
-    /// Enters a claim to the shard that begins at `begin`; returns whether it is a new one.
+    /// Records a claim to the shard that begins at `begin`; returns whether it is a new one.
     pub(crate) fn enter(&mut self, begin: u64, server: usize, epoch: u64) -> bool {
         let Some(at) = self.find(begin) else { return false };
         let shard = &mut self.shards[at];

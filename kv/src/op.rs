@@ -96,8 +96,9 @@ operations! {
     Fresh = 22 by Anybody,
     /// A [`Wish`](crate::checkpoint::Wish) of a client that writes or restores a checkpoint.
     Checkpoint = 23 by Anybody,
-    /// What the sender knows of the server threads, as JSON ([`View`](crate::view::View)).
-    View = 24 by Client,
+    /// What the sender knows of the server threads, as JSON
+    /// ([`Membership`](crate::membership::Membership)).
+    Membership = 24 by Client,
     /// From a thread of a shard's chain to the next one: follow. The answer's value says whether
     /// that has a whole copy.
     Follow = 25 by Server,

@@ -68,7 +68,7 @@ pub struct Shared<R> {
 const CHUNK_BYTES_MAX: u64 = 64 << 20;
 
 /// Sleep of the worker while it waits for servers, so that it looks at what threads want.
-const NAP: Duration = Duration::from_micros(200);
+const BACKOFF: Duration = Duration::from_micros(200);
 
 /// Sleep of the worker while nothing is on the way: it looks for lost nodes that often.
 const IDLE: Duration = Duration::from_millis(100);
@@ -105,7 +105,7 @@ impl<V: Sum> Common<V> {
         self.span(chunk).count() as usize * self.width
     }
 
-    /// Has all threads end with this reason, unless they have another one.
+    /// Makes all threads end with this reason, unless they have another one.
     fn stop(&self, reason: String) {
         self.lock().stopped.get_or_insert(reason);
         self.threads.notify_all();
@@ -300,7 +300,9 @@ impl<'a, V: Sum> Serving<'a, V> {
         }
         match any {
             true => Ok(()),
-            false => self.worker.sleep(if self.pulling.is_empty() { Duration::ZERO } else { NAP }),
+            false => {
+                self.worker.sleep(if self.pulling.is_empty() { Duration::ZERO } else { BACKOFF })
+            }
         }
     }
 

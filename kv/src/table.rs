@@ -8,10 +8,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::consistency::{Consistency, Model};
 use crate::error::{Error, Result};
+use crate::eviction::EvictionRule;
 use crate::filter::{Filters, Named};
 use crate::map::Placement;
 use crate::node::is_within;
-use crate::turnover::Turnover;
 
 /// Contiguous values of at least this many bytes are sent from where the server stores them; fewer
 /// are copied into the message, unless the van lends them. A later update of values that are still
@@ -203,7 +203,7 @@ pub struct TableSpec {
     pub asynchronous: bool,
     /// Which keys get rows, and which rows go; all keys that are pushed, and none, if it has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub turnover: Option<Turnover>,
+    pub eviction: Option<EvictionRule>,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it")]
@@ -239,7 +239,7 @@ impl TableSpec {
             once: false,
             replicas: 0,
             asynchronous: false,
-            turnover: None,
+            eviction: None,
         }
     }
 
@@ -343,18 +343,18 @@ impl TableSpec {
     }
 
     /// The same table, in which rows come and go.
-    pub fn turnover(mut self, turnover: Turnover) -> Self {
-        self.turnover = Some(turnover);
+    pub fn eviction(mut self, eviction: EvictionRule) -> Self {
+        self.eviction = Some(eviction);
         self
     }
 
-    /// Checks its model, its copies and its turnover, if it has any.
+    /// Checks its model, its copies and its eviction, if it has any.
     ///
     /// # Errors
     /// [`Error::Config`] names the table.
     pub(crate) fn check_consistency(&self) -> Result<()> {
-        if let Some(turnover) = &self.turnover {
-            turnover.check(self)?;
+        if let Some(eviction) = &self.eviction {
+            eviction.check(self)?;
         }
         let checked = match self.consistency {
             _ if self.asynchronous && self.replicas == 0 => {

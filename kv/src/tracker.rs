@@ -224,7 +224,7 @@ pub(crate) struct Tracker {
 }
 
 impl Tracker {
-    /// Enters a request. One answer more than its parts is missing, until all parts are sent.
+    /// Records a request. One answer more than its parts is missing, until all parts are sent.
     pub(crate) fn begin(&mut self, kind: RequestKind) -> Result<Timestamp> {
         let timestamp = self.enter(kind, State::Closed)?.timestamp;
         let place = self.open(timestamp, kind, 1);
@@ -250,7 +250,7 @@ impl Tracker {
         }
     }
 
-    /// Enters a request of one part, whose answer fills `into`; a push has none.
+    /// Records a request of one part, whose answer fills `into`; a push has none.
     #[inline(always)]
     pub(crate) fn begin_short(
         &mut self,

@@ -461,7 +461,7 @@ impl Worker {
         while !done {
             match self.poll()? {
                 true => silence.began = None,
-                false => self.nap(&mut silence, Awaited::Answer(timestamp))?,
+                false => self.backoff(&mut silence, Awaited::Answer(timestamp))?,
             }
             done = self.tracker.is_settled(timestamp.0);
         }

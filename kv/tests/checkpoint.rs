@@ -13,7 +13,7 @@ use crate::support::iterations::{self, LAST, WORKERS, iterate};
 use crate::support::simulated::{Draws, connect, start, weather};
 use caravan_kv::checkpoint::{Checkpoints, Manifest};
 use caravan_kv::consistency::Model;
-use caravan_kv::turnover::Turnover;
+use caravan_kv::eviction::EvictionRule;
 use caravan_kv::{Handles, Placement, TableSpec, ValueType, Worker};
 use caravan_van::KeyRange;
 use caravan_van::sim::{Network, for_each_seed};
@@ -216,7 +216,7 @@ fn a_writer_that_dies_leaves_the_old_checkpoint_or_the_new_one() {
         with_cluster(seed, 1, |_, connect| {
             let mut worker = connect(9);
             let spec = TableSpec::new(1, "t", ValueType::I64, 1);
-            let spec = spec.turnover(Turnover { idle_max: Some(3), ..Turnover::default() });
+            let spec = spec.eviction(EvictionRule { idle_max: Some(3), ..EvictionRule::default() });
             let specs = [spec.placement(Placement::Even(2))];
             let table = worker.create_table(&specs[0]).unwrap();
             let push = |worker: &mut Worker, keys: &[u64]| {

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::support::{TIMEOUT, handles};
-use caravan_kv::node::{Scheduler, open, run_worker};
+use caravan_kv::node::{SchedulerClient, open, run_worker};
 use caravan_kv::{
     Apps, Cluster, ClusterConfig, Error, Launch, NodeConfig, SecretSource, Target, Van,
 };
@@ -67,7 +67,7 @@ struct Lane {
 
 impl Lane {
     /// Connects as `role` and `rank`; `None` if the lane is closed at once.
-    fn open(scheduler: &Scheduler, node: &NodeConfig, identity: Identity) -> Option<Lane> {
+    fn open(scheduler: &SchedulerClient, node: &NodeConfig, identity: Identity) -> Option<Lane> {
         let van = VanConfig { identity, accepts: false, ..node.van_config(0) };
         let mut endpoint = Endpoint::new(open(Van::Tcp, &van).unwrap(), 0, van.credits);
         let peer = endpoint.connect(scheduler.address()).unwrap();
@@ -189,10 +189,10 @@ fn join() -> Value {
 
 /// A scheduler with one server and `workers` workers, all simulated by the test, with their
 /// identities.
-fn complete(workers: u32) -> (Scheduler, ClusterConfig, Vec<(Lane, Identity)>) {
+fn complete(workers: u32) -> (SchedulerClient, ClusterConfig, Vec<(Lane, Identity)>) {
     let mut config = config(1, workers as usize);
     config.node.heartbeat = Duration::from_millis(500);
-    let scheduler = Scheduler::bind(&config).unwrap();
+    let scheduler = SchedulerClient::bind(&config).unwrap();
     let workers = (0..workers).map(|rank| node(WORKER, Some(rank)));
     let mut lanes = Vec::new();
     for identity in [node(SERVER, Some(0))].into_iter().chain(workers) {
@@ -225,7 +225,7 @@ fn each_loss_is_told_once() {
     let mut config = config(6, 1);
     config.node.server_losses_max = 6;
     config.node.join_timeout = TIMEOUT;
-    let mut scheduler = Scheduler::bind(&config).unwrap();
+    let mut scheduler = SchedulerClient::bind(&config).unwrap();
     let mut join = join();
     join["Join"]["beats"] = json!(false);
     let servers = (0..6).map(|rank| node(SERVER, Some(rank)));
@@ -268,7 +268,7 @@ fn each_loss_is_told_once() {
 }
 
 /// The nodes that the scheduler still waits for.
-fn missing(scheduler: &mut Scheduler) -> String {
+fn missing(scheduler: &mut SchedulerClient) -> String {
     match scheduler.gather(|| Ok(())) {
         Err(Error::Timeout { missing, .. }) => missing,
         other => panic!("{other:?}"),
@@ -278,7 +278,7 @@ fn missing(scheduler: &mut Scheduler) -> String {
 #[test]
 fn only_nodes_of_the_job_get_a_lane() {
     let config = config(1, 1);
-    let mut scheduler = Scheduler::bind(&config).unwrap();
+    let mut scheduler = SchedulerClient::bind(&config).unwrap();
     let with = |secret| NodeConfig { secret: SecretSource::Given(secret), ..config.node.clone() };
     for stranger in [
         with(Secret::random()),
@@ -302,7 +302,7 @@ fn only_nodes_of_the_job_get_a_lane() {
 #[test]
 fn a_lane_has_one_seat_and_leaves_no_ghost() {
     let config = config(1, 2);
-    let mut scheduler = Scheduler::bind(&config).unwrap();
+    let mut scheduler = SchedulerClient::bind(&config).unwrap();
     let mut twice = Lane::open(&scheduler, &config.node, node(WORKER, None)).unwrap();
     twice.begin(&join());
     assert_eq!(twice.ask(&join()), Heard::Closed);
@@ -312,7 +312,7 @@ fn a_lane_has_one_seat_and_leaves_no_ghost() {
 #[test]
 fn a_seat_is_the_one_that_a_lane_has_proved() {
     let config = config(1, 2);
-    let mut scheduler = Scheduler::bind(&config).unwrap();
+    let mut scheduler = SchedulerClient::bind(&config).unwrap();
     let mut first = Lane::open(&scheduler, &config.node, node(WORKER, Some(1))).unwrap();
     first.begin(&join());
     for (role, rank) in [(WORKER, 1), (WORKER, 2), (WORKER, u32::MAX - 1), (SERVER, 1)] {
@@ -327,11 +327,11 @@ fn a_seat_is_the_one_that_a_lane_has_proved() {
 #[test]
 fn what_is_asked_too_early_or_makes_no_sense_closes_the_lane() {
     let config = config(1, 1);
-    let mut scheduler = Scheduler::bind(&config).unwrap();
+    let mut scheduler = SchedulerClient::bind(&config).unwrap();
     for words in [
         barrier("early"),
         missing_at("early"),
-        json!({ "Post": { "Request": { "id": 1, "to": { "Group": 7 }, "responder": "r",
+        json!({ "Post": { "Request": { "id": 1, "to": { "Group": 7 }, "handler": "r",
             "command": 0, "body": "" } } }),
         json!({ "Post": { "Answer": { "number": 1, "outcome": { "Ok": "no base 64" } } } }),
         json!({ "Alive": {} }),
@@ -568,7 +568,7 @@ fn a_worker_has_a_bounded_number_of_tasks() {
 #[test]
 fn a_lane_that_says_nothing_is_closed() {
     let config = config(1, 1);
-    let scheduler = Scheduler::bind(&config).unwrap();
+    let scheduler = SchedulerClient::bind(&config).unwrap();
     let mut silent = Lane::open(&scheduler, &config.node, node(WORKER, Some(0))).unwrap();
     let began = Instant::now();
     loop {

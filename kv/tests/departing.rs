@@ -182,7 +182,7 @@ enum Fate {
     Stays,
 }
 
-/// Has a server leave. It or another one may die meanwhile.
+/// Makes a server leave. It or another one may die meanwhile.
 fn release(network: &Network, cluster: &Cluster, rank: usize, met: &mut Met) -> Fate {
     let stays = ["the only copy of", "is the only one left"];
     let is_last = |why: &str| stays.iter().any(|stays| why.contains(stays));

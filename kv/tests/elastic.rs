@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use crate::support::TIMEOUT;
 use crate::support::simulated::{Draws, join, weather};
-use caravan_kv::node::{Ended, Scheduler, join_server, run_server, run_worker};
+use caravan_kv::node::{Ended, SchedulerClient, join_server, run_server, run_worker};
 use caravan_kv::{
     App, Apps, Cluster, ClusterConfig, Error, Handles, Launch, NodeConfig, Placement, SecretSource,
     Table, TableSpec, Target, TaskId, Timestamp, ValueType, Worker, WorkerNode,
@@ -427,7 +427,7 @@ pub(crate) fn come_and_go(network: &Network, seed: u64) -> Met {
     met
 }
 
-/// Has a server leave; others may move shards there meanwhile, so that it takes several attempts.
+/// Makes a server leave; others may move shards there meanwhile, so that it takes several attempts.
 fn release(cluster: &Cluster, rank: usize, is_disturbed: bool) -> usize {
     for _ in 0..50 {
         match cluster.release_server(rank) {
@@ -505,7 +505,7 @@ fn a_server_waits_for_clients_and_may_die_meanwhile() {
     });
 }
 
-/// Has a driver ask a server to leave and die after a while, and asks again; returns whether that
+/// Makes a driver ask a server to leave and die after a while, and asks again; returns whether that
 /// was needed.
 fn ask_twice(network: &Network, seed: u64) -> bool {
     let config = ClusterConfig { servers: 1, workers: 1, ..ClusterConfig::default() };
@@ -592,7 +592,7 @@ fn servers_that_may_not_join_hear_why() {
     config.node = crate::support::node(crate::support::any());
     config.node.secret = SecretSource::Given(Secret::random());
     config.node.join_timeout = TIMEOUT;
-    let mut scheduler = Scheduler::bind(&config).unwrap();
+    let mut scheduler = SchedulerClient::bind(&config).unwrap();
     config.node.scheduler = scheduler.address().to_owned();
     let node = &config.node;
     let error = refused(node);

@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::support::{any, auto_may_take, node, vans};
 use caravan_kv::consistency::Model;
 use caravan_kv::history;
-use caravan_kv::node::{Scheduler, is_built, run_server, run_worker};
+use caravan_kv::node::{SchedulerClient, is_built, run_server, run_worker};
 use caravan_kv::{
     App, Apps, Cluster, ClusterConfig, Handles, Launch, NodeConfig, TableSpec, Target, ValueType,
     Van, WorkerNode,
@@ -86,7 +86,7 @@ fn any_documented_number_of_credits_works() {
 
 /// A scheduler and nodes that are set to these vans: a server with two threads, and a worker.
 fn mixed(server: Van, worker: Van) -> (caravan_kv::Result<Van>, [caravan_kv::Result<()>; 2]) {
-    let mut scheduler = Scheduler::bind(&ClusterConfig::default()).unwrap();
+    let mut scheduler = SchedulerClient::bind(&ClusterConfig::default()).unwrap();
     let [server, worker] = [server, worker]
         .map(|van| NodeConfig { scheduler: scheduler.address().to_owned(), ..node(van) });
     std::thread::scope(|scope| {

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use crate::support::drive::{Drive, export, stored};
 use crate::support::simulated::{Draws, connect, start, weather};
 use caravan_kv::checkpoint::{Checkpoints, Disk, Manifest};
-use caravan_kv::turnover::Turnover;
+use caravan_kv::eviction::EvictionRule;
 use caravan_kv::{Handles, Placement, Table, TableSpec, ValueType, Worker};
 use caravan_van::KeyRange;
 use caravan_van::sim::{Network, for_each_seed};
@@ -27,8 +27,8 @@ const VARYING: usize = 3;
 /// lengths of their own.
 fn tables() -> [TableSpec; 4] {
     let keys = KeyRange::new(0, KEYS).unwrap();
-    let turnover = Turnover { idle_max: Some(1), ..Turnover::default() };
-    let going = TableSpec::new(11, "going", ValueType::I64, 1).turnover(turnover);
+    let eviction = EvictionRule { idle_max: Some(1), ..EvictionRule::default() };
+    let going = TableSpec::new(11, "going", ValueType::I64, 1).eviction(eviction);
     let dense = TableSpec::new(12, "dense", ValueType::I64, 3).dense();
     let steps = TableSpec::new(13, "steps", ValueType::F64, 1).handle("momentum");
     let varying = TableSpec::new(14, "varying", ValueType::U8, 0).handle("assign");

@@ -8,8 +8,8 @@ use std::time::Duration;
 use crate::support::{node, vans};
 use caravan_kv::consistency::Model;
 use caravan_kv::{
-    Answered, App, Apps, Asked, Cluster, ClusterConfig, Desk, Error, Group, Handles, Jobs, Launch,
-    NodeConfig, NodeName, TableSpec, Target, ValueType, WorkerNode,
+    Answered, App, Apps, Asked, Cluster, ClusterConfig, Error, Group, Handles, Jobs, Launch,
+    NodeConfig, NodeName, Rpc, TableSpec, Target, ValueType, WorkerNode,
 };
 use caravan_van::sim::{Faults, Network, for_each_seed};
 use serde_json::{Value, json};
@@ -84,7 +84,7 @@ struct AsksDriver;
 impl App for AsksDriver {
     fn run(&mut self, node: &mut WorkerNode, _: Value) -> Result<Value, String> {
         let to = node.driver();
-        let asked = node.desk(|desk| desk.ask(to, "name", 0, b"")).and_then(|asked| asked);
+        let asked = node.rpc(|rpc| rpc.ask(to, "name", 0, b"")).and_then(|asked| asked);
         let answers = asked.and_then(|asked| node.wait_for(asked, Duration::from_secs(10)));
         let Answered { node, outcome } = answers.map_err(|error| error.to_string())?.remove(0);
         Ok(json!([node.to_string(), String::from_utf8(outcome?).unwrap()]))
@@ -92,14 +92,14 @@ impl App for AsksDriver {
 }
 
 /// Answers with the name of who asks.
-fn who(desk: &mut Desk, asked: Asked) {
-    desk.answer(asked.token, asked.from.to_string().as_bytes()).unwrap();
+fn who(rpc: &mut Rpc, asked: Asked) {
+    rpc.answer(asked.token, asked.from.to_string().as_bytes()).unwrap();
 }
 
 fn launch() -> Launch {
     let apps = Apps::default().with("adds", || Box::new(Adds::default()));
     let apps = apps.with("asks driver", || Box::new(AsksDriver));
-    let apps = apps.with_responder("who", || Box::new(who));
+    let apps = apps.with_handler("who", || Box::new(who));
     Launch::Simulated(Handles::default(), apps.with("endless", || Box::new(Endless)))
 }
 
@@ -182,11 +182,11 @@ fn drivers_from_outside_ask_and_answer() {
         let mut drivers = [("the scheduler", own), ("driver 1", a), ("driver 2", b)];
         for (name, cluster) in &mut drivers {
             let name = *name;
-            let answers = move |desk: &mut Desk, asked: Asked| {
-                desk.answer(asked.token, name.as_bytes()).unwrap();
+            let answers = move |rpc: &mut Rpc, asked: Asked| {
+                rpc.answer(asked.token, name.as_bytes()).unwrap();
             };
-            cluster.desk(|desk| desk.set_responder("name", answers)).unwrap();
-            let asked = cluster.desk(|desk| desk.ask(Group::WORKERS, "who", 0, b""));
+            cluster.rpc(|rpc| rpc.set_handler("name", answers)).unwrap();
+            let asked = cluster.rpc(|rpc| rpc.ask(Group::WORKERS, "who", 0, b""));
             let answers = cluster.wait_for(asked.unwrap().unwrap(), Duration::from_secs(10));
             let answers = answers.unwrap();
             assert_eq!(answers.len(), 2);
@@ -204,7 +204,7 @@ fn drivers_from_outside_ask_and_answer() {
         b.shutdown().unwrap();
         network.sleep(Duration::from_secs(1));
         for gone in [2, 3] {
-            let asked = own.desk(|desk| desk.ask(NodeName::Driver(gone), "name", 0, b""));
+            let asked = own.rpc(|rpc| rpc.ask(NodeName::Driver(gone), "name", 0, b""));
             let error = own.wait_for(asked.unwrap().unwrap(), Duration::from_secs(10));
             let error = error.unwrap_err().to_string();
             assert!(error.contains(&format!("there is no driver {gone}")), "{error}");

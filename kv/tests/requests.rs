@@ -6,8 +6,8 @@
 use std::time::Duration;
 
 use caravan_kv::{
-    Answered, App, Apps, Asked, Cluster, ClusterConfig, Desk, Error, Group, Handles, Launch,
-    NodeConfig, NodeName, Target, Token, WorkerNode,
+    Answered, App, Apps, Asked, Cluster, ClusterConfig, Error, Group, Handles, Launch, NodeConfig,
+    NodeName, Rpc, Target, Token, WorkerNode,
 };
 use caravan_van::sim::{Faults, Network, for_each_seed};
 use serde_json::{Value, json};
@@ -39,10 +39,10 @@ fn nodes(group: Group) -> Vec<NodeName> {
 }
 
 /// Answers with the asker's name, its command and its body.
-fn echo(desk: &mut Desk, asked: Asked) {
+fn echo(rpc: &mut Rpc, asked: Asked) {
     let Asked { from, command, body, token } = asked;
     let text = format!("{from} {command} {}", String::from_utf8(body).unwrap());
-    desk.answer(token, text.as_bytes()).unwrap();
+    rpc.answer(token, text.as_bytes()).unwrap();
 }
 
 /// Checks the answers of [`echo`]; returns who answered.
@@ -55,15 +55,15 @@ fn check(answers: &[Answered], asker: &str, command: i32) -> Vec<NodeName> {
 }
 
 /// Asks a group on behalf of another, and answers when all have answered.
-fn relay(desk: &mut Desk, asked: Asked) {
+fn relay(rpc: &mut Rpc, asked: Asked) {
     let Asked { command, token, .. } = asked;
-    let request = desk.ask(groups()[command as usize], "echo", command, b"body").unwrap();
-    let answer = move |desk: &mut Desk, answers: caravan_kv::Result<Vec<Answered>>| {
+    let request = rpc.ask(groups()[command as usize], "echo", command, b"body").unwrap();
+    let answer = move |rpc: &mut Rpc, answers: caravan_kv::Result<Vec<Answered>>| {
         let answers = answers.unwrap();
         let who = format!("{:?}", check(&answers, "server 1", command));
-        desk.answer(token, who.as_bytes()).unwrap();
+        rpc.answer(token, who.as_bytes()).unwrap();
     };
-    desk.then(request, answer).unwrap();
+    rpc.then(request, answer).unwrap();
 }
 
 /// Asks every group in turn, as a task of worker 2.
@@ -72,8 +72,8 @@ struct AsksAll;
 impl App for AsksAll {
     fn run(&mut self, node: &mut WorkerNode, _: Value) -> Result<Value, String> {
         for (command, group) in (0..).zip(groups()) {
-            let asks = |desk: &mut Desk| desk.ask(group, "echo", command, b"body");
-            let request = node.desk(asks).unwrap().unwrap();
+            let asks = |rpc: &mut Rpc| rpc.ask(group, "echo", command, b"body");
+            let request = node.rpc(asks).unwrap().unwrap();
             let answers = node.wait_for(request, 10 * SECOND).unwrap();
             assert_eq!(check(&answers, "worker 2", command), nodes(group));
         }
@@ -96,42 +96,42 @@ impl App for Meets {
 }
 
 /// Arrives at the barrier of a group, and answers when all have arrived.
-fn arrives(desk: &mut Desk, asked: Asked) {
+fn arrives(rpc: &mut Rpc, asked: Asked) {
     let Asked { command, token, .. } = asked;
-    let met = desk.barrier(groups()[command as usize], "here").unwrap();
-    let answer = move |desk: &mut Desk, met: caravan_kv::Result<Vec<Answered>>| match met {
-        Ok(_) => desk.answer(token, b"met").unwrap(),
-        Err(error) => desk.refuse(token, &error.to_string()).unwrap(),
+    let met = rpc.barrier(groups()[command as usize], "here").unwrap();
+    let answer = move |rpc: &mut Rpc, met: caravan_kv::Result<Vec<Answered>>| match met {
+        Ok(_) => rpc.answer(token, b"met").unwrap(),
+        Err(error) => rpc.refuse(token, &error.to_string()).unwrap(),
     };
-    desk.then(met, answer).unwrap();
+    rpc.then(met, answer).unwrap();
 }
 
 /// Keeps requests, and answers them when it is told to.
-fn keeps() -> impl FnMut(&mut Desk, Asked) {
+fn keeps() -> impl FnMut(&mut Rpc, Asked) {
     let mut kept: Vec<Token> = Vec::new();
-    move |desk, asked| match asked.command {
+    move |rpc, asked| match asked.command {
         0 => kept.push(asked.token),
-        1 => desk.answer(asked.token, &[]).unwrap(),
+        1 => rpc.answer(asked.token, &[]).unwrap(),
         _ => {
-            desk.answer(kept[0], b"late").unwrap();
-            let again = desk.answer(kept[0], b"again").unwrap_err().to_string();
-            desk.answer(asked.token, again.as_bytes()).unwrap();
+            rpc.answer(kept[0], b"late").unwrap();
+            let again = rpc.answer(kept[0], b"again").unwrap_err().to_string();
+            rpc.answer(asked.token, again.as_bytes()).unwrap();
         }
     }
 }
 
 fn launch(config: &ClusterConfig, launch: impl Fn(Handles, Apps) -> Launch) -> Cluster {
     let handles = Handles::default()
-        .with_responder("echo", || Box::new(echo))
-        .with_responder("relay", || Box::new(relay))
-        .with_responder("arrives", || Box::new(arrives))
-        .with_responder("keeps", || Box::new(keeps()));
+        .with_handler("echo", || Box::new(echo))
+        .with_handler("relay", || Box::new(relay))
+        .with_handler("arrives", || Box::new(arrives))
+        .with_handler("keeps", || Box::new(keeps()));
     let apps = Apps::default()
         .with("asks all", || Box::new(AsksAll))
         .with("meets", || Box::new(Meets))
-        .with_responder("echo", || Box::new(echo));
+        .with_handler("echo", || Box::new(echo));
     let mut cluster = Cluster::launch(config, launch(handles, apps)).unwrap();
-    cluster.desk(|desk| desk.set_responder("echo", echo)).unwrap();
+    cluster.rpc(|rpc| rpc.set_handler("echo", echo)).unwrap();
     cluster
 }
 
@@ -150,15 +150,15 @@ fn simulate(seed: u64, config: ClusterConfig, drive: impl FnOnce(&mut Cluster) +
     driver.join().unwrap_or_else(|stopped| panic!("seed {seed}: {stopped}"));
 }
 
-fn asked(cluster: &mut Cluster, node: NodeName, responder: &str, command: i32) -> Answered {
-    let request = cluster.desk(|desk| desk.ask(node, responder, command, b"body"));
+fn asked(cluster: &mut Cluster, node: NodeName, handler: &str, command: i32) -> Answered {
+    let request = cluster.rpc(|rpc| rpc.ask(node, handler, command, b"body"));
     cluster.wait_for(request.unwrap().unwrap(), 10 * SECOND).unwrap().remove(0)
 }
 
 /// The scheduler, a server and a worker ask all seven groups.
 fn ask_all(cluster: &mut Cluster) {
     for (command, group) in (0..).zip(groups()) {
-        let request = cluster.desk(|desk| desk.ask(group, "echo", command, b"body"));
+        let request = cluster.rpc(|rpc| rpc.ask(group, "echo", command, b"body"));
         let answers = cluster.wait_for(request.unwrap().unwrap(), 10 * SECOND).unwrap();
         assert_eq!(check(&answers, "the scheduler", command), nodes(group));
         let relayed = asked(cluster, NodeName::Server(1), "relay", command).outcome.unwrap();
@@ -180,12 +180,12 @@ fn three_kinds_of_nodes_ask_seven_groups() {
 fn an_answer_may_come_late_once_or_never() {
     simulate(1, config(), |cluster| {
         let server = NodeName::Server(1);
-        let first = cluster.desk(|desk| desk.ask(server, "keeps", 0, &[])).unwrap().unwrap();
-        let never = cluster.desk(|desk| desk.ask(server, "keeps", 0, &[])).unwrap().unwrap();
+        let first = cluster.rpc(|rpc| rpc.ask(server, "keeps", 0, &[])).unwrap().unwrap();
+        let never = cluster.rpc(|rpc| rpc.ask(server, "keeps", 0, &[])).unwrap().unwrap();
         for _ in 0..1000 {
             asked(cluster, server, "keeps", 1);
         }
-        assert!(!cluster.desk(|desk| desk.is_done(first)).unwrap().unwrap());
+        assert!(!cluster.rpc(|rpc| rpc.is_done(first)).unwrap().unwrap());
         let again = asked(cluster, server, "keeps", 2).outcome.unwrap();
         let again = String::from_utf8(again).unwrap();
         assert!(again.contains("was answered before"), "{again}");
@@ -199,10 +199,10 @@ fn an_answer_may_come_late_once_or_never() {
             ("command 0 to keeps of server 1", "server 1")
         );
         // Thousands at once wait for each other, not for memory.
-        let all = |desk: &mut Desk| {
-            (0..5000).map(|_| desk.ask(server, "keeps", 1, &[0; 100]).unwrap()).collect::<Vec<_>>()
+        let all = |rpc: &mut Rpc| {
+            (0..5000).map(|_| rpc.ask(server, "keeps", 1, &[0; 100]).unwrap()).collect::<Vec<_>>()
         };
-        for request in cluster.desk(all).unwrap() {
+        for request in cluster.rpc(all).unwrap() {
             assert!(cluster.wait_for(request, SECOND).unwrap()[0].outcome.is_ok());
         }
     });
@@ -212,19 +212,19 @@ fn an_answer_may_come_late_once_or_never() {
 fn what_cannot_be_asked_is_refused_with_the_reason() {
     simulate(1, config(), |cluster| {
         let nobody = asked(cluster, NodeName::Server(0), "nobody", 1).outcome.unwrap_err();
-        assert!(nobody.contains("no responder called nobody"), "{nobody}");
-        let request = cluster.desk(|desk| desk.ask(NodeName::Server(7), "echo", 1, &[]));
+        assert!(nobody.contains("no handler called nobody"), "{nobody}");
+        let request = cluster.rpc(|rpc| rpc.ask(NodeName::Server(7), "echo", 1, &[]));
         let error = cluster.wait_for(request.unwrap().unwrap(), SECOND).unwrap_err().to_string();
         assert!(error.contains("no server 7") && error.contains("2 servers"), "{error}");
         let long = vec![0; caravan_kv::node::BODY_BYTES_MAX + 1];
-        let long = cluster.desk(|desk| desk.ask(Group::SERVERS, "echo", 1, &long)).unwrap();
+        let long = cluster.rpc(|rpc| rpc.ask(Group::SERVERS, "echo", 1, &long)).unwrap();
         assert!(long.unwrap_err().to_string().contains("1048577 bytes"));
         let named = "x".repeat(257);
-        let named = cluster.desk(|desk| desk.ask(Group::SERVERS, &named, 1, &[])).unwrap();
+        let named = cluster.rpc(|rpc| rpc.ask(Group::SERVERS, &named, 1, &[])).unwrap();
         assert!(named.unwrap_err().to_string().contains("257 bytes"));
         // The longest one goes to all, and comes back.
         let longest = vec![b'x'; caravan_kv::node::BODY_BYTES_MAX - 100];
-        let longest = cluster.desk(|desk| desk.ask(Group::ALL, "echo", 1, &longest));
+        let longest = cluster.rpc(|rpc| rpc.ask(Group::ALL, "echo", 1, &longest));
         let answers = cluster.wait_for(longest.unwrap().unwrap(), 60 * SECOND).unwrap();
         assert_eq!(answers.len(), 1 + SERVERS + WORKERS);
         assert!(answers.iter().all(|it| it.outcome.as_ref().unwrap().len() > 1 << 19));
@@ -241,8 +241,7 @@ fn barriers_are_for_any_group() {
                     let body = json!({ "group": at, "late": 1 });
                     cluster.submit(Target::Workers, "meets", &body).unwrap()
                 });
-                let servers =
-                    cluster.desk(|desk| desk.ask(Group::SERVERS, "arrives", command, &[]));
+                let servers = cluster.rpc(|rpc| rpc.ask(Group::SERVERS, "arrives", command, &[]));
                 if group.has(NodeName::Scheduler) {
                     cluster.meet(group, "here").unwrap();
                 } else {
@@ -280,14 +279,14 @@ fn the_loss_of_a_node_that_is_spared_is_its_answer() {
     simulate(1, ClusterConfig { node, ..config() }, |cluster| {
         let network = Network::here().unwrap();
         network.freeze("worker 1", 3600 * SECOND);
-        let request = cluster.desk(|desk| desk.ask(Group::WORKERS, "echo", 3, b"body"));
+        let request = cluster.rpc(|rpc| rpc.ask(Group::WORKERS, "echo", 3, b"body"));
         let mut answers = cluster.wait_for(request.unwrap().unwrap(), 60 * SECOND).unwrap();
         let lost = answers.remove(1);
         assert_eq!(lost.node, NodeName::Worker(1));
         assert!(lost.outcome.unwrap_err().contains("lost"));
         let who = check(&answers, "the scheduler", 3);
         assert_eq!(who, [NodeName::Worker(0), NodeName::Worker(2)]);
-        let request = cluster.desk(|desk| desk.ask(Group::WORKERS, "echo", 3, b"body"));
+        let request = cluster.rpc(|rpc| rpc.ask(Group::WORKERS, "echo", 3, b"body"));
         assert_eq!(cluster.wait_for(request.unwrap().unwrap(), SECOND).unwrap(), answers);
     });
 }

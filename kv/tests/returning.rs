@@ -4,7 +4,7 @@
 //! times and comes back after random pauses; sums in a table and counts of requests are compared
 //! with what was done.
 
-#[path = "../src/node/scheduler/keeper/small_disk.rs"]
+#[path = "../src/node/scheduler/state_store/small_disk.rs"]
 mod small_disk;
 
 use std::cell::{Cell, RefCell};
@@ -15,10 +15,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::support::simulated::Draws;
-use caravan_kv::node::{Scheduler, run_server, run_worker};
+use caravan_kv::node::{SchedulerClient, run_server, run_worker};
 use caravan_kv::{
-    App, Apps, Asked, Cluster, ClusterConfig, Desk, Error, Group, Handles, Jobs, NodeConfig,
-    Responder, SecretSource, TableSpec, Target, ValueType, Van, WorkerNode,
+    App, Apps, Asked, Cluster, ClusterConfig, Error, Group, Handler, Handles, Jobs, NodeConfig,
+    Rpc, SecretSource, TableSpec, Target, ValueType, Van, WorkerNode,
 };
 use caravan_van::Secret;
 use caravan_van::sim::{Faults, Network, Node, for_each_seed};
@@ -53,7 +53,7 @@ impl App for Works {
         let mut works = || -> Result<(), Error> {
             table(node, node.rank as u64)?;
             node.barrier("before")?;
-            let asked = node.desk(|desk| desk.ask(Group::WORKERS, "takes", 7, b"it"))??;
+            let asked = node.rpc(|rpc| rpc.ask(Group::WORKERS, "takes", 7, b"it"))??;
             let answers = node.wait_for(asked, 60 * SECOND)?;
             assert_eq!(answers.len(), WORKERS);
             assert!(answers.iter().all(|answer| answer.outcome.as_deref() == Ok(b"taken")));
@@ -99,7 +99,7 @@ fn start(network: &Network, config: &ClusterConfig, shared: &Arc<Shared>) -> Nod
 fn try_for_a_while(network: &Network, config: &ClusterConfig) -> Option<String> {
     let config = config.clone();
     let tried = network.spawn("scheduler", move |_| {
-        let mut scheduler = Scheduler::bind(&config)?;
+        let mut scheduler = SchedulerClient::bind(&config)?;
         scheduler.gather(|| Ok(()))?;
         scheduler.watch(|| true)
     });
@@ -126,7 +126,7 @@ fn start_first(network: &Network, config: &mut ClusterConfig, shared: &Arc<Share
 
 /// Schedules until the cluster is over.
 fn schedule(config: &ClusterConfig, shared: &Shared) {
-    let mut scheduler = Scheduler::bind(config).unwrap();
+    let mut scheduler = SchedulerClient::bind(config).unwrap();
     scheduler.address().clone_into(&mut shared.address.lock().unwrap());
     scheduler.gather(|| Ok(())).unwrap();
     scheduler.watch(|| !shared.is_over.load(Ordering::Relaxed)).unwrap();
@@ -156,16 +156,16 @@ fn run_in(folder: &Path, seed: u64, kills: u64, meanwhile: Meanwhile<'_>) -> u64
     let mut nodes: Vec<_> = servers.collect();
     nodes.extend((0..WORKERS).map(|rank| {
         let (node, shared) = (config.node.clone(), shared.clone());
-        let takes = move || -> Box<dyn Responder> {
+        let takes = move || -> Box<dyn Handler> {
             let shared = shared.clone();
-            Box::new(move |desk: &mut Desk, asked: Asked| {
+            Box::new(move |rpc: &mut Rpc, asked: Asked| {
                 shared.taken.fetch_add(1, Ordering::Relaxed);
-                desk.answer(asked.token, b"taken").unwrap();
+                rpc.answer(asked.token, b"taken").unwrap();
             })
         };
         let apps =
             Apps::default().with("works", || Box::new(Works)).with("part", || Box::new(Part));
-        let apps = apps.with_responder("takes", takes);
+        let apps = apps.with_handler("takes", takes);
         network
             .spawn(&format!("worker {rank}"), move |_| run_worker(&node, Some(rank), &apps, false))
     }));

@@ -129,7 +129,7 @@ fn greeted(pool: &Pool) -> Receiver {
     called
 }
 
-/// Has one side of a handshake take in bytes, one by one, and queue its replies.
+/// Makes one side of a handshake take in bytes, one by one, and queue its replies.
 fn hear(
     receiver: &mut Receiver,
     sender: &mut Sender,

@@ -20,14 +20,14 @@
 //!
 //! `endpoint/send.rs` picks the way of a message. `endpoint/packing.rs` packs short messages into
 //! frames. `endpoint/rendezvous.rs` sends the long ones. `endpoint/receive.rs` reads what arrives.
-//! `endpoint/lanes.rs` has the lanes, `endpoint/lane.rs` the state of one, and
+//! `endpoint/connections.rs` has the lanes, `endpoint/connection.rs` the state of one, and
 //! `endpoint/landing.rs` the ledger of landings.
 //!
 //! Path: worker > slicer > filter > message > codec > **endpoint** > transport.
 
+mod connection;
+mod connections;
 mod landing;
-mod lane;
-mod lanes;
 mod packing;
 mod receive;
 mod rendezvous;
@@ -35,7 +35,7 @@ mod send;
 
 use std::time::Duration;
 
-pub use self::lanes::Lanes;
+pub use self::connections::Connections;
 pub use self::receive::Inbox;
 use crate::error::{Error, Result};
 use crate::memory::Buffer;
@@ -106,7 +106,7 @@ impl Arrival {
 /// A thread's connections to all its peers: what it sends, and what arrived.
 pub struct Endpoint {
     /// The sending half.
-    pub lanes: Lanes,
+    pub lanes: Connections,
     /// The receiving half.
     pub inbox: Inbox,
 }
@@ -115,7 +115,7 @@ impl Endpoint {
     /// Creates the endpoint of node `node` over `transport`. Each peer may have `credits` requests
     /// outstanding here.
     pub fn new(transport: Box<dyn Transport>, node: u32, credits: u16) -> Self {
-        Endpoint { lanes: Lanes::new(transport, node, credits), inbox: Inbox::new() }
+        Endpoint { lanes: Connections::new(transport, node, credits), inbox: Inbox::new() }
     }
 
     /// Starts a connection; [`Arrival::Connected`] or [`Arrival::Lost`] follows.

@@ -97,7 +97,7 @@ pub mod watched;
 pub mod wire;
 
 pub use config::{Identity, RdmaConfig, RdmaConnect, VanConfig};
-pub use endpoint::{Arrival, Endpoint, Inbox, Lanes};
+pub use endpoint::{Arrival, Connections, Endpoint, Inbox};
 pub use error::{Error, Result};
 pub use gauge::Gauge;
 pub use half::{bf16, f16};

@@ -273,7 +273,7 @@ pub(crate) struct RebalanceArgs {
     /// Server threads that are to have no shards afterwards, counted from 0 over all servers
     #[arg(long, value_delimiter = ',', value_name = "THREAD")]
     pub(crate) drain: Vec<usize>,
-    /// Has this server leave the cluster: its shards of all tables move to the others, those with
+    /// Makes this server leave the cluster: its shards of all tables move to the others, those with
     /// copies get one more elsewhere, and it ends when no worker or driver has a lane to it any
     /// more
     #[arg(long, value_name = "RANK", conflicts_with_all = ["namespace", "table", "drain"])]

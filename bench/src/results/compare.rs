@@ -372,7 +372,7 @@ impl Comparison {
     /// What a reader should know before the verdict is trusted.
     fn doubts(&self, before: &Results, after: &Results) -> Vec<String> {
         let mut doubts = Vec::new();
-        for fact in ["cpu", "cores", "kernel", "nic", "governor", "build"] {
+        for fact in ["cpu", "cores", "kernel", "nic", "admission", "build"] {
             let of = |results: &Results| {
                 results.machines().next().and_then(|machine| machine.get(fact).cloned())
             };

@@ -91,11 +91,11 @@ impl<T: Sleeper> Sleeper for Switched<T> {
         self.0.descriptors()
     }
 
-    fn lie_down(&mut self, limit: Duration) -> Result<Duration> {
-        self.0.lie_down(limit)
+    fn park(&mut self, limit: Duration) -> Result<Duration> {
+        self.0.park(limit)
     }
 
-    fn get_up(&mut self) -> Result<()> {
-        self.0.get_up()
+    fn unpark(&mut self) -> Result<()> {
+        self.0.unpark()
     }
 }

@@ -143,7 +143,7 @@ fn patched(made: &[u8], script: &[u8]) -> Vec<u8> {
     file
 }
 
-/// Has the library make a cache, and returns its file and what is in it.
+/// Makes the library make a cache, and returns its file and what is in it.
 fn make_cache(text: &Path, caches: &Path) -> (PathBuf, Vec<u8>) {
     write(text, b"+1 3:0.5 9:1\n-1 9:2\n");
     data::read_packed(&[text.to_owned()], Shard::ALL, NonZeroUsize::MIN, Some(caches))

@@ -68,7 +68,7 @@ fn workers_read_each_row_once_a_pass() {
             let blocks = blocks.map(|(at, cut)| Placed { cut, hosts: hosts(at) });
             let assigner = Assigner::new(blocks.collect(), WORKERS);
             let answers = assigner::answers(assigner);
-            cluster.desk(|desk| desk.set_responder("blocks", answers)).unwrap();
+            cluster.rpc(|rpc| rpc.set_handler("blocks", answers)).unwrap();
             let task = cluster.submit(Target::Workers, "reads", &Value::Null).unwrap();
             let read = cluster.wait(task).unwrap();
             cluster.shutdown().unwrap();

@@ -27,7 +27,7 @@ impl Comparison {
         let rows = &piece.rows;
         for (at, (key, values)) in rows.values_of().enumerate() {
             let row = Row { key, length: rows.lengths.get(at).copied(), values };
-            self.bury(disk, |before| before < key)?;
+            self.reap(disk, |before| before < key)?;
             let before = self.before.row(disk)?.filter(|before| before.key == key);
             let (was_there, is_same) = (before.is_some(), before == Some(row));
             if was_there {
@@ -38,14 +38,14 @@ impl Comparison {
             }
         }
         if piece.is_last {
-            self.bury(disk, |before| before <= last)?;
+            self.reap(disk, |before| before <= last)?;
             self.changes.piece.is_last = true;
         }
         Ok(())
     }
 
     /// Sets tombstones for the next of the rows from before, as long as their keys are meant.
-    fn bury(&mut self, disk: &dyn Disk, is_meant: impl Fn(u64) -> bool) -> Result<()> {
+    fn reap(&mut self, disk: &dyn Disk, is_meant: impl Fn(u64) -> bool) -> Result<()> {
         while let Some(row) = self.before.row(disk)?.filter(|row| is_meant(row.key)) {
             self.changes.gone.push(row.key);
             self.before.skip();

@@ -62,10 +62,10 @@ impl<D: Disk> Checkpoints<D> {
         Checkpoints { disk, clock: None }
     }
 
-    /// Has those that are written from now on wait until all workers of tables with a [consistency
-    /// model](crate::consistency) have come to iteration `clock`, if one is given: they have all
-    /// pushes of the iterations before, and under BSP no other, on all servers. Tables without a
-    /// model, or with one that all workers have left, are taken at once.
+    /// Makes those that are written from now on wait until all workers of tables with a
+    /// [consistency model](crate::consistency) have come to iteration `clock`, if one is given:
+    /// they have all pushes of the iterations before, and under BSP no other, on all servers.
+    /// Tables without a model, or with one that all workers have left, are taken at once.
     ///
     /// Writing one fails if an iteration is over. The worker that writes it takes no part: it would
     /// wait for itself.

@@ -1,7 +1,7 @@
 //! Bounded delay of the parameter server (OSDI 2014, section 3.4): a task starts when all tasks of
 //! more than `τ` iterations ago are finished. 0 is sequential, a large τ eventual.
 
-use super::{Access, Blocker, Controller, Members, Refusal, Verdict, check_member};
+use super::{Access, Controller, Members, Refusal, Verdict, WaitReason, check_member};
 
 /// Bounds how far any request may be ahead of the slowest worker. The bound may change while the
 /// workers run.
@@ -44,7 +44,7 @@ impl Controller for BoundedDelay {
         }
         let needed = access.clock.saturating_sub(self.delay);
         if self.members.slowest() < needed {
-            return Verdict::Park(Blocker::Slowest(needed));
+            return Verdict::Park(WaitReason::Slowest(needed));
         }
         Verdict::Admit
     }
@@ -61,9 +61,9 @@ mod tests {
         delayed.join(1, 1);
         delayed.advance(0, 3, 0);
         let write = Access { worker: 0, clock: 3, reads: false, writes: true, keys: &[] };
-        assert_eq!(delayed.admit(&write), Verdict::Park(Blocker::Slowest(3)));
+        assert_eq!(delayed.admit(&write), Verdict::Park(WaitReason::Slowest(3)));
         assert_eq!(delayed.set_bound(1), Ok(()));
-        assert_eq!(delayed.admit(&write), Verdict::Park(Blocker::Slowest(2)));
+        assert_eq!(delayed.admit(&write), Verdict::Park(WaitReason::Slowest(2)));
         assert_eq!(delayed.set_bound(2), Ok(()));
         assert_eq!(delayed.admit(&write), Verdict::Admit);
     }

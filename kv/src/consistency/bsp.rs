@@ -5,7 +5,7 @@
 //! order of rank. So a sum of floating-point numbers is the same to the bit in every run, and with
 //! workers that take their parts of one serial run it is that run's.
 
-use super::{Access, Blocker, Controller, Members, Order, Refusal, Verdict, check_member};
+use super::{Access, Controller, Members, Order, Refusal, Verdict, WaitReason, check_member};
 
 /// Separates the reads and the writes of iterations by barriers.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -48,7 +48,7 @@ impl Controller for Bsp {
         }
         let needed = if writes { clock.saturating_add(1) } else { clock };
         if self.members.slowest() < needed {
-            return Verdict::Park(Blocker::Slowest(needed));
+            return Verdict::Park(WaitReason::Slowest(needed));
         }
         Verdict::Admit
     }
@@ -79,15 +79,15 @@ mod tests {
         bsp.join(1, 1);
         let write = |clock| Access { worker: 0, clock, reads: false, writes: true, keys: &[] };
         let read = |clock| Access { worker: 0, clock, reads: true, writes: false, keys: &[] };
-        assert_eq!(bsp.admit(&write(1)), Verdict::Park(Blocker::Slowest(2)));
+        assert_eq!(bsp.admit(&write(1)), Verdict::Park(WaitReason::Slowest(2)));
         bsp.advance(0, 2, 0);
-        assert_eq!(bsp.admit(&write(2)), Verdict::Park(Blocker::Slowest(3)));
+        assert_eq!(bsp.admit(&write(2)), Verdict::Park(WaitReason::Slowest(3)));
         bsp.advance(0, 3, 0);
-        assert_eq!(bsp.admit(&read(2)), Verdict::Park(Blocker::Slowest(2)));
+        assert_eq!(bsp.admit(&read(2)), Verdict::Park(WaitReason::Slowest(2)));
         assert!(bsp.advance(1, 2, 0));
         assert!(bsp.order(&write(1)) < bsp.order(&read(2)));
         assert_eq!(bsp.admit(&write(1)), Verdict::Admit);
         assert_eq!(bsp.admit(&read(2)), Verdict::Admit);
-        assert_eq!(bsp.admit(&write(2)), Verdict::Park(Blocker::Slowest(3)));
+        assert_eq!(bsp.admit(&write(2)), Verdict::Park(WaitReason::Slowest(3)));
     }
 }

@@ -17,7 +17,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Access, Blocker, Controller, Members, Refusal, Verdict};
+use super::{Access, Controller, Members, Refusal, Verdict, WaitReason};
 
 /// Bounds the delay between the reads and the writes of each chunk.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -124,7 +124,7 @@ impl DataCentric {
         for chunk in chunks(access.keys, self.chunk_keys) {
             let written = self.settled(chunk);
             if written < needed {
-                return Verdict::Park(Blocker::Written { chunk, version: needed });
+                return Verdict::Park(WaitReason::Written { chunk, version: needed });
             }
             if delay > 0 || written == needed {
                 continue;
@@ -153,7 +153,7 @@ impl DataCentric {
             return Verdict::Refuse(Refusal::Finished { worker, clock, announced });
         }
         let needed = clock.saturating_sub(delay);
-        let mut blocker = None;
+        let mut wait_reason = None;
         for chunk in chunks(keys, self.chunk_keys) {
             let owner = self.chunks.get(&chunk).and_then(|chunk| chunk.owner);
             let other = owner.filter(|&owner| owner != worker);
@@ -167,13 +167,13 @@ impl DataCentric {
             }
             if done < clock - 1 {
                 // That of the iteration before is parked, and with it the worker's clock.
-                blocker = Some(Blocker::Written { chunk, version: clock - 1 });
+                wait_reason = Some(WaitReason::Written { chunk, version: clock - 1 });
             }
-            if blocker.is_none() && !self.is_read(chunk, needed) {
-                blocker = Some(Blocker::Read { chunk, version: needed });
+            if wait_reason.is_none() && !self.is_read(chunk, needed) {
+                wait_reason = Some(WaitReason::Read { chunk, version: needed });
             }
         }
-        blocker.map_or(Verdict::Admit, Verdict::Park)
+        wait_reason.map_or(Verdict::Admit, Verdict::Park)
     }
 }
 
@@ -256,10 +256,10 @@ impl Controller for DataCentric {
         Verdict::Admit
     }
 
-    fn is_blocked(&self, blocker: &Blocker) -> bool {
-        match *blocker {
-            Blocker::Written { chunk, version } => self.settled(chunk) < version,
-            Blocker::Read { chunk, version } => !self.is_read(chunk, version),
+    fn is_blocked(&self, wait_reason: &WaitReason) -> bool {
+        match *wait_reason {
+            WaitReason::Written { chunk, version } => self.settled(chunk) < version,
+            WaitReason::Read { chunk, version } => !self.is_read(chunk, version),
             _ => false,
         }
     }
@@ -308,15 +308,15 @@ mod tests {
         };
         assert_eq!(chunks.admit(&access(0, 1, true)), Verdict::Admit);
         chunks.advance(0, 2, 0);
-        let unread = Verdict::Park(Blocker::Read { chunk: 0, version: 1 });
+        let unread = Verdict::Park(WaitReason::Read { chunk: 0, version: 1 });
         assert_eq!(chunks.admit(&access(0, 2, true)), unread);
-        let behind = Blocker::Written { chunk: 0, version: 2 };
+        let behind = WaitReason::Written { chunk: 0, version: 2 };
         assert_eq!(chunks.admit(&access(0, 3, true)), Verdict::Park(behind));
         assert!(chunks.is_blocked(&behind));
         assert_eq!(chunks.admit(&access(1, 1, false)), Verdict::Admit);
         assert_eq!(chunks.admit(&access(0, 2, true)), Verdict::Admit);
         assert!(!chunks.is_blocked(&behind));
-        let unread = Verdict::Park(Blocker::Read { chunk: 0, version: 2 });
+        let unread = Verdict::Park(WaitReason::Read { chunk: 0, version: 2 });
         assert_eq!(chunks.admit(&access(0, 3, true)), unread);
     }
 }

@@ -82,7 +82,7 @@ pub enum Verdict {
     /// Execute it now. The controller counts it as executed.
     Admit,
     /// Keep it, and ask again when [`Controller::is_blocked`] says no.
-    Park(Blocker),
+    Park(WaitReason),
     /// It is a write that was executed before: acknowledge it, and apply nothing.
     Repeated,
     /// It is a read that was executed before, and its chunks have been written since: answer it
@@ -94,7 +94,7 @@ pub enum Verdict {
 
 /// What a parked request waits for first. While it is there, the request need not be looked at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Blocker {
+pub enum WaitReason {
     /// The slowest worker's clock is below this.
     Slowest(u64),
     /// Fewer workers have joined than are expected.
@@ -262,11 +262,11 @@ pub trait Controller {
     }
 
     /// Whether what a parked request waits for is still there.
-    fn is_blocked(&self, blocker: &Blocker) -> bool {
-        match *blocker {
-            Blocker::Slowest(clock) => self.members().slowest() < clock,
-            Blocker::Joins => !self.members().is_complete(),
-            Blocker::Own { worker, clock } => {
+    fn is_blocked(&self, wait_reason: &WaitReason) -> bool {
+        match *wait_reason {
+            WaitReason::Slowest(clock) => self.members().slowest() < clock,
+            WaitReason::Joins => !self.members().is_complete(),
+            WaitReason::Own { worker, clock } => {
                 self.members().clock(worker).is_some_and(|own| own < clock)
             }
             _ => false,

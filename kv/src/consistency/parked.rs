@@ -1,6 +1,6 @@
 //! Requests that wait for a controller.
 
-use super::{Access, Blocker, Controller, Order, Verdict};
+use super::{Access, Controller, Order, Verdict, WaitReason};
 
 /// Parked requests, in the order in which they are looked at.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -14,7 +14,7 @@ pub struct Parked<T> {
 struct Held<T> {
     order: Order,
     /// `None` if it is to be asked again.
-    blocker: Option<Blocker>,
+    wait_reason: Option<WaitReason>,
     request: T,
 }
 
@@ -37,9 +37,9 @@ impl<T> Parked<T> {
     }
 
     /// Parks a request behind those of equal order.
-    pub fn park(&mut self, order: Order, blocker: Blocker, request: T) {
+    pub fn park(&mut self, order: Order, wait_reason: WaitReason, request: T) {
         let at = self.held.partition_point(|held| held.order <= order);
-        self.held.insert(at, Held { order, blocker: Some(blocker), request });
+        self.held.insert(at, Held { order, wait_reason: Some(wait_reason), request });
         self.at = 0;
     }
 
@@ -49,9 +49,9 @@ impl<T> Parked<T> {
         self.at = 0;
     }
 
-    /// Has all parked requests asked about again, whatever they waited for.
+    /// Asks about all parked requests again, whatever they waited for.
     pub fn ask_again(&mut self) {
-        self.held.iter_mut().for_each(|held| held.blocker = None);
+        self.held.iter_mut().for_each(|held| held.wait_reason = None);
         self.at = 0;
     }
 
@@ -63,7 +63,7 @@ impl<T> Parked<T> {
         access: impl Fn(&T) -> Access<'_>,
     ) -> Option<(T, Verdict)> {
         while let Some(held) = self.held.get_mut(self.at) {
-            if held.blocker.is_some_and(|blocker| controller.is_blocked(&blocker)) {
+            if held.wait_reason.is_some_and(|wait_reason| controller.is_blocked(&wait_reason)) {
                 self.at += 1;
                 continue;
             }
@@ -71,13 +71,13 @@ impl<T> Parked<T> {
             let verdict = match access.touches() {
                 true => controller.admit(&access),
                 false if controller.members().slowest() < access.clock => {
-                    Verdict::Park(Blocker::Slowest(access.clock))
+                    Verdict::Park(WaitReason::Slowest(access.clock))
                 }
                 false => Verdict::Admit,
             };
             match verdict {
-                Verdict::Park(blocker) => {
-                    held.blocker = Some(blocker);
+                Verdict::Park(wait_reason) => {
+                    held.wait_reason = Some(wait_reason);
                     self.at += 1;
                 }
                 verdict => {
@@ -124,8 +124,10 @@ mod tests {
         }
         let mut parked = Parked::default();
         for clock in [2, 4] {
-            let Verdict::Park(blocker) = delayed.admit(&access(&clock)) else { panic!("{clock}") };
-            parked.park(Order::default(), blocker, clock);
+            let Verdict::Park(wait_reason) = delayed.admit(&access(&clock)) else {
+                panic!("{clock}")
+            };
+            parked.park(Order::default(), wait_reason, clock);
         }
         assert_eq!(parked.next(&mut delayed, access), None);
         assert_eq!(delayed.set_bound(1), Ok(()));

@@ -11,12 +11,12 @@
 //! Copies of a shard hear of no announcements. Those that wait come again to a copy that is to
 //! serve next; of an iteration whose reads were answered it knows nothing, until its worker has
 //! ended it. So what workers have announced counts there from the end of their next iteration on
-//! (`server/tables/governor.rs`).
+//! (`server/tables/admission.rs`).
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::recorder::Recorder;
-use super::{Access, Blocker, Controller, Members, Refusal, Verdict, check_member};
+use super::{Access, Controller, Members, Refusal, Verdict, WaitReason, check_member};
 
 /// Bounds how far a reader may be ahead of slower workers, by the keys that they share.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -75,9 +75,9 @@ impl<R: Recorder> SparseSsp<R> {
     }
 
     /// What the request of a worker ahead of the slowest one conflicts with first.
-    fn conflict(&self, access: &Access<'_>) -> Option<Blocker> {
+    fn conflict(&self, access: &Access<'_>) -> Option<WaitReason> {
         if !self.members.is_complete() {
-            return Some(Blocker::Joins); // nobody knows what the others will touch
+            return Some(WaitReason::Joins); // nobody knows what the others will touch
         }
         let last = access.clock.checked_sub(self.staleness.saturating_add(1))?;
         let all_disclosed = self.all_disclosed();
@@ -90,12 +90,12 @@ impl<R: Recorder> SparseSsp<R> {
             if version >= all_disclosed
                 && let Some((worker, _)) = self.members.iter().find(undisclosed)
             {
-                return Some(Blocker::Undisclosed { worker, version });
+                return Some(WaitReason::Undisclosed { worker, version });
             }
             // A worker's own requests of iterations before its clock are not counted any more.
             let touched = access.keys.iter().find(|key| self.recorder.touches(version, **key));
             if let Some(&key) = touched {
-                return Some(Blocker::Key { version, key });
+                return Some(WaitReason::Key { version, key });
             }
         }
         None
@@ -199,7 +199,7 @@ impl<R: Recorder> Controller for SparseSsp<R> {
         }
         let Access { worker, clock, .. } = *access;
         if self.members.clock(worker) < Some(clock) {
-            return Verdict::Park(Blocker::Own { worker, clock });
+            return Verdict::Park(WaitReason::Own { worker, clock });
         }
         let slowest = self.members.slowest();
         let free = slowest.saturating_add(self.staleness);
@@ -207,23 +207,23 @@ impl<R: Recorder> Controller for SparseSsp<R> {
             return Verdict::Admit;
         }
         if clock - free > self.speculation {
-            return Verdict::Park(Blocker::Slowest(clock - self.staleness - self.speculation));
+            return Verdict::Park(WaitReason::Slowest(clock - self.staleness - self.speculation));
         }
         match self.conflict(access) {
-            Some(blocker) => Verdict::Park(blocker),
+            Some(wait_reason) => Verdict::Park(wait_reason),
             None => Verdict::Admit,
         }
     }
 
-    fn is_blocked(&self, blocker: &Blocker) -> bool {
-        match *blocker {
-            Blocker::Slowest(clock) => self.members.slowest() < clock,
-            Blocker::Joins => !self.members.is_complete(),
-            Blocker::Own { worker, clock } => {
+    fn is_blocked(&self, wait_reason: &WaitReason) -> bool {
+        match *wait_reason {
+            WaitReason::Slowest(clock) => self.members.slowest() < clock,
+            WaitReason::Joins => !self.members.is_complete(),
+            WaitReason::Own { worker, clock } => {
                 self.members.clock(worker).is_some_and(|own| own < clock)
             }
-            Blocker::Key { version, key } => self.recorder.touches(version, key),
-            Blocker::Undisclosed { worker, version } => {
+            WaitReason::Key { version, key } => self.recorder.touches(version, key),
+            WaitReason::Undisclosed { worker, version } => {
                 self.members.clock(worker).is_some_and(|clock| clock <= version)
                     && self.disclosed.get(&worker).is_none_or(|below| *below <= version)
             }

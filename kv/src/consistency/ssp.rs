@@ -1,7 +1,7 @@
 //! Stale synchronous parallel, as in FlexPS's `SSPModel`, Bosen and PD2F: a read at clock `c`
 //! waits until all workers have finished iteration `c - 1 - s`. Writes never wait.
 
-use super::{Access, Blocker, Controller, Members, Verdict, check_member};
+use super::{Access, Controller, Members, Verdict, WaitReason, check_member};
 
 /// Bounds how far a reader may be ahead of the slowest worker.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -43,7 +43,7 @@ impl Controller for Ssp {
         }
         let needed = access.clock.saturating_sub(self.staleness);
         if access.reads && self.members.slowest() < needed {
-            return Verdict::Park(Blocker::Slowest(needed));
+            return Verdict::Park(WaitReason::Slowest(needed));
         }
         Verdict::Admit
     }
@@ -69,12 +69,12 @@ mod tests {
         assert_eq!(ssp.admit(&read(0, 3)), Verdict::Admit, "two ahead of one who never came");
         ssp.join(1, 1);
         ssp.advance(0, 4, 0);
-        assert_eq!(ssp.admit(&read(0, 4)), Verdict::Park(Blocker::Slowest(2)));
+        assert_eq!(ssp.admit(&read(0, 4)), Verdict::Park(WaitReason::Slowest(2)));
         assert_eq!(ssp.admit(&write(0, 4)), Verdict::Admit, "writes never wait");
-        assert!(ssp.is_blocked(&Blocker::Slowest(2)));
+        assert!(ssp.is_blocked(&WaitReason::Slowest(2)));
         assert!(ssp.advance(1, 2, 0));
         assert_eq!(ssp.admit(&read(0, 4)), Verdict::Admit);
-        assert_eq!(ssp.admit(&read(1, 9)), Verdict::Park(Blocker::Slowest(7)));
+        assert_eq!(ssp.admit(&read(1, 9)), Verdict::Park(WaitReason::Slowest(7)));
         ssp.leave(1);
         assert_eq!(ssp.admit(&read(0, 6)), Verdict::Admit, "those who left block nobody");
     }

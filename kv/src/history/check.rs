@@ -112,7 +112,7 @@ pub(super) trait Rules {
         true
     }
 
-    /// Enters an event.
+    /// Records an event.
     ///
     /// # Errors
     /// The violation.
@@ -256,7 +256,7 @@ fn reads<R: BufRead>(readings: &mut [Reading<R>]) -> Result<HashMap<(u32, u64), 
     Ok(reads)
 }
 
-/// Enters the events of all histories in an order that each history and each worker's iterations
+/// Records the events of all histories in an order that each history and each worker's iterations
 /// allow. There is none if the edges between events have a circle.
 fn merge<R: BufRead>(
     readings: &mut [Reading<R>],

@@ -81,7 +81,7 @@ impl Barriers {
         found
     }
 
-    /// Has nobody wait for a node any more. Returns those that have waited for it alone.
+    /// Makes nobody wait for a node any more. Returns those that have waited for it alone.
     pub(crate) fn lose(&mut self, node: NodeName) -> Vec<Waiting> {
         self.forget(node);
         self.0.values_mut().for_each(|barrier| {

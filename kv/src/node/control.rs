@@ -13,7 +13,7 @@ use super::choice::Candidate;
 use super::group::{NodeName, Recipients};
 use super::vitals::Vitals;
 use crate::error::{Error, Result};
-use crate::view::{Departed, Event};
+use crate::membership::{Departed, Event};
 use crate::worker::ServerAddress;
 
 /// The role of a node.
@@ -134,8 +134,8 @@ impl Target {
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Post {
     /// Make a request; `id` is the sender's. Acknowledged with the nodes that it goes to.
-    Request { id: u64, to: Recipients, responder: String, command: i32, body: Body },
-    /// Answer the request with this number in its [`Letter`]. Acknowledged with no nodes.
+    Request { id: u64, to: Recipients, handler: String, command: i32, body: Body },
+    /// Answer the request with this number in its [`Envelope`]. Acknowledged with no nodes.
     Answer { number: u64, outcome: Result<Body, String> },
     /// Acknowledged with no nodes when all nodes of the party have asked this.
     Barrier { party: Party, name: String },
@@ -154,9 +154,9 @@ pub(crate) enum Acknowledged {
 
 /// What the scheduler hands on to a node.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) enum Letter {
-    /// A request, for a responder of this name; its answer carries the number.
-    Request { number: u64, from: NodeName, responder: String, command: i32, body: Body },
+pub(crate) enum Envelope {
+    /// A request, for a handler of this name; its answer carries the number.
+    Request { number: u64, from: NodeName, handler: String, command: i32, body: Body },
     /// An answer to the request that has this number where it was made.
     Answer { id: u64, from: NodeName, outcome: Result<Body, String> },
     /// Another worker has failed at a task that this one runs as well: what that waits for fails.
@@ -180,15 +180,17 @@ impl From<Failure> for Error {
     }
 }
 
-impl Letter {
+impl Envelope {
     /// Its length, about.
     pub(crate) fn bytes(&self) -> usize {
         let body = match self {
-            Letter::Request { body, .. } | Letter::Answer { outcome: Ok(body), .. } => body.0.len(),
-            Letter::Answer { outcome: Err(why), .. } => why.len(),
-            Letter::Failed(Failure { app, why, .. }) => app.len() + why.len(),
+            Envelope::Request { body, .. } | Envelope::Answer { outcome: Ok(body), .. } => {
+                body.0.len()
+            }
+            Envelope::Answer { outcome: Err(why), .. } => why.len(),
+            Envelope::Failed(Failure { app, why, .. }) => app.len() + why.len(),
         };
-        size_of::<Letter>() + body
+        size_of::<Envelope>() + body
     }
 }
 
@@ -262,7 +264,7 @@ pub(crate) struct Changes {
     pub(crate) events: Vec<Event>,
 }
 
-/// The scheduler's request to a node; of [`Order::Letters`] alone, to a driver.
+/// The scheduler's request to a node; of [`Order::Envelopes`] alone, to a driver.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) enum Order {
     /// Run this task of a job; answered with a [`Report`].
@@ -273,8 +275,8 @@ pub(crate) enum Order {
     /// A job has ended: what still runs of it fails at its next wait; then forget its apps and
     /// tables. Answered with a [`Report`]. The worker of this rank drops the tables.
     Forget { job: String, rank: usize },
-    /// Letters of other nodes; answered at once. The next ones are sent after that.
-    Letters(Vec<Letter>),
+    /// Envelopes of other nodes; answered at once. The next ones are sent after that.
+    Envelopes(Vec<Envelope>),
     /// Another node was lost, so that nothing that needs it can succeed. Not answered.
     Lost(Loss),
     /// These server threads are lost as well, and the others go on without them. Answered at once.

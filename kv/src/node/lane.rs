@@ -15,7 +15,7 @@ use crate::config::NodeConfig;
 use crate::error::{Error, Result, with_sources};
 
 /// Longest sleep while a lane comes up.
-const NAP: Duration = Duration::from_millis(100);
+const BACKOFF: Duration = Duration::from_millis(100);
 
 /// Time between two attempts to reach the scheduler.
 const RETRY: Duration = Duration::from_millis(100);
@@ -239,7 +239,7 @@ impl SchedulerLane {
                         if peer != self.peer {
                             continue; // of an attempt that was given up
                         }
-                        if let Some(heard) = self.take_in(&message)? {
+                        if let Some(heard) = self.ingest(&message)? {
                             return Ok(Some(heard));
                         }
                     }
@@ -254,8 +254,8 @@ impl SchedulerLane {
     }
 
     /// Takes in a message, and acknowledges it.
-    fn take_in(&mut self, message: &Message) -> Result<Option<Heard>> {
-        let (number, said) = match self.session.take_in(message) {
+    fn ingest(&mut self, message: &Message) -> Result<Option<Heard>> {
+        let (number, said) = match self.session.ingest(message) {
             Ok(Incoming::Acknowledged) => return Ok(None),
             Ok(Incoming::Known { number }) => (number, None),
             Ok(Incoming::New { number, said }) => (number, Some(said)),
@@ -421,7 +421,7 @@ fn greeted(
                 _ => {}
             }
         }
-        endpoint.wait(NAP)?;
+        endpoint.wait(BACKOFF)?;
     }
     Ok(Err(caravan_van::Error::NotConnected { peer }))
 }

@@ -4,17 +4,17 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use super::control::{
-    Ask, Changes, Failure, Join, Letter, Loss, Order, Report, Role, Roster, Step, Submitted,
+    Ask, Changes, Envelope, Failure, Join, Loss, Order, Report, Role, Roster, Step, Submitted,
     Target, is_within,
 };
-use super::desk::{AtDesk, Desk};
 use super::lane::{Heard, Home, SchedulerLane};
+use super::rpc::{AtRpc, Rpc};
 use crate::config::NodeConfig;
 use crate::error::{Error, Result};
 use crate::worker::News;
 
 /// Longest sleep while waiting.
-const NAP: Duration = Duration::from_millis(100);
+const BACKOFF: Duration = Duration::from_millis(100);
 
 /// Time between two warnings of a wait.
 const WARN_EVERY: Duration = Duration::from_secs(10);
@@ -64,7 +64,7 @@ pub struct Member {
     running: Option<Running>,
     /// Of tasks that run or wait here, why others have failed at them.
     failures: BTreeMap<u64, Failure>,
-    desk: Desk,
+    rpc: Rpc,
     /// The request that waits for an answer, and the answer.
     asked: Option<u64>,
     answer: Option<String>,
@@ -80,7 +80,7 @@ impl Member {
     /// # Errors
     /// [`Error::Timeout`] names the scheduler's address and the number of attempts;
     /// [`Error::NodeLost`] says why it refused.
-    pub(crate) fn join(config: &NodeConfig, role: Role, join: Join, desk: Desk) -> Result<Member> {
+    pub(crate) fn join(config: &NodeConfig, role: Role, join: Join, rpc: Rpc) -> Result<Member> {
         let lane = SchedulerLane::reach(config)?;
         let roster = Roster {
             node: 0,
@@ -103,7 +103,7 @@ impl Member {
             tasks: VecDeque::new(),
             running: None,
             failures: BTreeMap::new(),
-            desk,
+            rpc,
             asked: None,
             answer: None,
             ended: false,
@@ -152,7 +152,7 @@ impl Member {
             if self.ended || !goes_on(&self.changes) {
                 return Ok(None);
             }
-            self.lane.wait(NAP)?;
+            self.lane.wait(BACKOFF)?;
         }
     }
 
@@ -205,7 +205,7 @@ impl Member {
         }
     }
 
-    /// Enters that another worker has failed at a task, if that runs or waits here.
+    /// Records that another worker has failed at a task, if that runs or waits here.
     fn enter_failure(&mut self, failure: Failure) {
         let runs = self.running.as_ref().is_some_and(|it| it.number == failure.task);
         if runs || self.tasks.iter().any(|task| task.number == failure.task) {
@@ -267,7 +267,7 @@ impl Member {
                 warned = now;
                 tracing::warn!(scheduler = self.lane.address(), "still waiting for {missing}");
             }
-            self.lane.wait(NAP)?;
+            self.lane.wait(BACKOFF)?;
         }
     }
 
@@ -284,7 +284,7 @@ impl Member {
                 }
                 self.enter(heard)?;
             }
-            if self.ended || !self.desk.flush(&mut self.lane, Ask::Post)? {
+            if self.ended || !self.rpc.flush(&mut self.lane, Ask::Post)? {
                 return Ok(());
             }
         }
@@ -302,16 +302,16 @@ impl Member {
                 let work = Work::Forget { drops: rank == self.roster.rank };
                 self.tasks.push_back(Task { job, work, number });
             }
-            Heard::Order { number, order: Order::Letters(letters) } => {
+            Heard::Order { number, order: Order::Envelopes(envelopes) } => {
                 self.lane.answer(number, &())?;
-                let mut others = Vec::with_capacity(letters.len());
-                for letter in letters {
-                    match letter {
-                        Letter::Failed(failure) => self.enter_failure(failure),
+                let mut others = Vec::with_capacity(envelopes.len());
+                for envelope in envelopes {
+                    match envelope {
+                        Envelope::Failed(failure) => self.enter_failure(failure),
                         other => others.push(other),
                     }
                 }
-                self.desk.deliver(others);
+                self.rpc.deliver(others);
             }
             Heard::Order { number, order: Order::LostServers(lost) } => {
                 self.lane.answer(number, &())?;
@@ -338,8 +338,8 @@ impl Member {
                 self.asked = None;
                 self.answer = Some(body);
             }
-            Heard::Answer { to, body } => self.desk.acknowledge(to, &body)?,
-            Heard::Refused { to, why } if self.desk.refused(to, &why) => {}
+            Heard::Answer { to, body } => self.rpc.acknowledge(to, &body)?,
+            Heard::Refused { to, why } if self.rpc.refused(to, &why) => {}
             Heard::Refused { why, .. } => {
                 let why = format!("it refused this {}: {why}", self.role);
                 return Err(self.scheduler_lost(why));
@@ -350,9 +350,9 @@ impl Member {
     }
 }
 
-impl AtDesk for Member {
-    fn desk(&mut self) -> &mut Desk {
-        &mut self.desk
+impl AtRpc for Member {
+    fn rpc(&mut self) -> &mut Rpc {
+        &mut self.rpc
     }
 
     fn lane(&mut self) -> &mut SchedulerLane {

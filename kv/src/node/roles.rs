@@ -14,20 +14,20 @@ use super::backend::{self, Van, incarnation, is_simulated};
 use super::barriers::Party;
 use super::choice::{self, Candidate};
 use super::control::{Changes, Join, Role, Roster, Step, Target, identity, is_within, within};
-use super::desk::{Answered, AtDesk, Desk, RequestId, Responder, Responders};
 use super::group::{Group, Recipients};
 use super::heartbeat;
 use super::member::{Member, Work};
 use super::messages;
 use super::placement::{Seating, check_numa};
 use super::reach;
+use super::rpc::{Answered, AtRpc, Handler, Handlers, RequestId, Rpc};
 use super::scheduler::TaskId;
 use super::thread::NodeThread;
 use crate::config::NodeConfig;
 use crate::error::{Error, Result};
 use crate::history;
+use crate::membership::Membership;
 use crate::server::{Handles, ServerThread};
-use crate::view::View;
 use crate::worker::{ServerAddress, Servers, Waits, Watch, Worker};
 
 /// Runs tasks that the scheduler sends to workers under its name.
@@ -45,11 +45,11 @@ pub trait App {
 
 type MakeApp = dyn Fn() -> Box<dyn App> + Send + Sync;
 
-/// The apps and the responders that workers know, by name.
+/// The apps and the handlers that workers know, by name.
 #[derive(Clone, Default)]
 pub struct Apps {
     apps: HashMap<String, Arc<MakeApp>>,
-    responders: Responders,
+    handlers: Handlers,
 }
 
 impl Apps {
@@ -63,13 +63,13 @@ impl Apps {
         self
     }
 
-    /// Adds a responder; each worker calls `make` before it joins.
-    pub fn with_responder(
+    /// Adds a handler; each worker calls `make` before it joins.
+    pub fn with_handler(
         mut self,
         name: &str,
-        make: impl Fn() -> Box<dyn Responder> + Send + Sync + 'static,
+        make: impl Fn() -> Box<dyn Handler> + Send + Sync + 'static,
     ) -> Self {
-        self.responders.insert(name, make);
+        self.handlers.insert(name, make);
         self
     }
 }
@@ -116,8 +116,8 @@ impl WorkerNode {
     ///
     /// # Errors
     /// [`Error::NodeLost`] names any node that was lost meanwhile.
-    pub fn desk<T>(&mut self, use_it: impl FnOnce(&mut Desk) -> T) -> Result<T> {
-        self.member.borrow_mut().with_desk(use_it)
+    pub fn rpc<T>(&mut self, use_it: impl FnOnce(&mut Rpc) -> T) -> Result<T> {
+        self.member.borrow_mut().with_rpc(use_it)
     }
 
     /// Number of the task that runs.
@@ -233,7 +233,7 @@ pub fn run_worker(
     let config = begin(config, Role::Worker, rank, own_process)?;
     let beats = heartbeat::has_own(own_process);
     let join = join_request(&config, without_threads(&config)?, beats);
-    let member = Member::join(&config, Role::Worker, join, apps.responders.desk())?;
+    let member = Member::join(&config, Role::Worker, join, apps.handlers.rpc())?;
     let roster = member.roster().clone();
     let (van, vans) = (roster.van, roster.vans.clone());
     let config = NodeConfig { van, vans, ..ranked(&config, &roster) };
@@ -505,7 +505,7 @@ struct Started {
     thread: NodeThread,
     vans: mpsc::Receiver<Vec<Candidate>>,
     place: mpsc::Sender<Place>,
-    view: mpsc::Sender<View>,
+    view: mpsc::Sender<Membership>,
     gauge: Gauge,
 }
 
@@ -539,7 +539,7 @@ fn serve_until_end(
     if join.is_elsewhere {
         reach::check_announced(join.vans.iter()).map_err(Error::Config)?;
     }
-    let mut member = Member::join(config, Role::Server, join, handles.responders().desk())?;
+    let mut member = Member::join(config, Role::Server, join, handles.handlers().rpc())?;
     let roster = member.roster().clone();
     if beats {
         let gauges = started.iter().map(|it| it.gauge.clone()).collect();
@@ -557,13 +557,13 @@ fn serve_until_end(
     }
     let founders = roster.servers.iter().take(roster.founders);
     let addresses = founders.map(|server| server.address.clone()).collect();
-    let mut view = View { addresses, threads: roster.threads, ..View::default() };
+    let mut view = Membership { addresses, threads: roster.threads, ..Membership::default() };
     let mut ended = Ended::Over;
     let mut go_on = |changes: &Changes| {
         let Changes { lost, workers, events } = changes;
         let (lost, workers) = (lost.iter().copied(), workers.iter().copied());
         let (lost, workers, events) = (lost.collect(), workers.collect(), events.clone());
-        let known = View { lost, workers, events, ..View::default() };
+        let known = Membership { lost, workers, events, ..Membership::default() };
         if view.join(&known) {
             started.iter().for_each(|it| drop(it.view.send(view.clone())));
         }

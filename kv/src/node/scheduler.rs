@@ -1,22 +1,22 @@
 //! The driver's side of the scheduler: it starts the thread that schedules
-//! (`node/scheduler/service.rs`) and asks it over a lane of its own.
+//! (`node/scheduler/thread.rs`) and asks it over a lane of its own.
 //!
 //! The thread serves the nodes whatever the driver does: a driver that computes for a minute keeps
 //! nobody waiting and loses nobody. The lane is one of the control plane, like those of all nodes,
 //! so that on a simulated network its messages take simulated time.
 
 mod admission;
+mod control_state;
 mod exchange;
 mod further;
 mod jobs;
-mod keeper;
-mod plane;
 mod posts;
 mod requests;
-mod service;
 mod sessions;
 mod state;
+mod state_store;
 mod tasks;
+mod thread;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,24 +26,24 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use self::service::Service;
+use self::thread::SchedulerThread;
 use super::choice::Candidate;
 use super::control::{
     self, Command, Gathered, JobStatus, Loss, Losses, Order, Program, Roster, Submitted, Target,
     Waited,
 };
-use super::desk::{AtDesk, Desk};
 use super::lane::{self, Heard, SchedulerLane};
 use super::roles::without_threads;
+use super::rpc::{AtRpc, Rpc};
 use super::thread::NodeThread;
 use crate::config::{ClusterConfig, NodeConfig};
 use crate::error::{Error, Result};
+use crate::membership::Departed;
 use crate::node::Van;
-use crate::view::Departed;
 use crate::worker::{News, ServerAddress};
 
 /// Longest sleep while waiting: how often a caller of [`Scheduler::gather`] checks its children.
-const NAP: Duration = Duration::from_millis(20);
+const BACKOFF: Duration = Duration::from_millis(20);
 
 /// Sleep between two looks at whether the thread listens yet.
 const LOOK: Duration = Duration::from_micros(100);
@@ -61,13 +61,13 @@ pub struct TaskId(pub(super) u64);
 
 /// The cluster's scheduler, as a driver uses it. In the process that started the cluster it serves
 /// the nodes on a thread of its own until this is dropped.
-pub struct Scheduler {
+pub struct SchedulerClient {
     /// Closed before the thread is joined: it ends with this lane.
     lane: SchedulerLane,
     /// `None` for the scheduler of another process.
     serving: Option<Serving>,
     config: ClusterConfig,
-    desk: Desk,
+    rpc: Rpc,
     /// The cluster, once it is complete.
     roster: Option<Roster>,
     /// The request to hear of losses, and what was heard.
@@ -102,7 +102,7 @@ impl Drop for Serving {
     }
 }
 
-impl Scheduler {
+impl SchedulerClient {
     /// Listens at the address in `config`; port 0 selects a free one. Nodes are served from now on.
     /// With a folder for its state ([`NodeConfig::state`]) it goes on with the cluster that an
     /// earlier scheduler has left there, if one has.
@@ -110,10 +110,10 @@ impl Scheduler {
     /// # Errors
     /// If the address cannot be bound; [`Error::Config`] if others can reach it and there is no
     /// secret; [`Error::Spawn`] if the system has no thread.
-    pub fn bind(config: &ClusterConfig) -> Result<Scheduler> {
+    pub fn bind(config: &ClusterConfig) -> Result<SchedulerClient> {
         let mut config = config.clone();
         config.node = config.node.secured()?;
-        Scheduler::start(config, None)
+        SchedulerClient::start(config, None)
     }
 
     /// As [`Scheduler::bind`], with this process in the choice of the van, because it will push and
@@ -121,16 +121,16 @@ impl Scheduler {
     ///
     /// # Errors
     /// As [`Scheduler::bind`], and if a van was named and does not work here.
-    pub(crate) fn bind_client(config: &ClusterConfig) -> Result<Scheduler> {
+    pub(crate) fn bind_client(config: &ClusterConfig) -> Result<SchedulerClient> {
         let mut config = config.clone();
         // What a driver does in this process ends with it: there is nothing to come back to.
         config.node.state = None;
         config.node = config.node.secured()?;
         let own = without_threads(&config.node)?;
-        Scheduler::start(config, Some(own))
+        SchedulerClient::start(config, Some(own))
     }
 
-    fn start(mut config: ClusterConfig, own: Option<Vec<Candidate>>) -> Result<Scheduler> {
+    fn start(mut config: ClusterConfig, own: Option<Vec<Candidate>>) -> Result<SchedulerClient> {
         let driver = control::identity(control::DRIVER, None);
         let stop = Arc::new(AtomicBool::new(false));
         let (say_address, address) = mpsc::channel();
@@ -138,7 +138,7 @@ impl Scheduler {
             let config = config.clone();
             let stop = stop.clone();
             move || {
-                let service = Service::bind(config, own, driver, stop)?;
+                let service = SchedulerThread::bind(config, own, driver, stop)?;
                 // The driver that does not wait for the address has set the flag to stop.
                 let _ = say_address.send(service.address().to_owned());
                 service.run()
@@ -168,7 +168,8 @@ impl Scheduler {
                 return Err(error);
             }
         };
-        let scheduler = Scheduler { serving: Some(serving), ..Scheduler::of(lane, config) };
+        let scheduler =
+            SchedulerClient { serving: Some(serving), ..SchedulerClient::of(lane, config) };
         scheduler.watching()
     }
 
@@ -178,14 +179,14 @@ impl Scheduler {
     /// # Errors
     /// [`Error::Timeout`] if nothing listens at the address in `config`; [`Error::Config`] if
     /// another driver has a job of that name; as [`Scheduler::gather`].
-    pub(crate) fn attach(config: &NodeConfig, job: &str, visits: bool) -> Result<Scheduler> {
-        let mut scheduler = Scheduler::reach(config)?;
+    pub(crate) fn attach(config: &NodeConfig, job: &str, visits: bool) -> Result<SchedulerClient> {
+        let mut scheduler = SchedulerClient::reach(config)?;
         // Until the roster says whether it comes back.
         scheduler.lane.outlast(config.scheduler_away);
         let () = scheduler.ask(&Command::Begin { job: job.to_owned(), visits })?;
         let mut scheduler = scheduler.watching()?;
         let van = scheduler.gather(|| Ok(()))?;
-        let Scheduler { config, roster: Some(roster), .. } = &mut scheduler else {
+        let SchedulerClient { config, roster: Some(roster), .. } = &mut scheduler else {
             unreachable!("it is gathered");
         };
         config.servers = roster.servers.len();
@@ -198,11 +199,11 @@ impl Scheduler {
     ///
     /// # Errors
     /// [`Error::Timeout`] if nothing listens at the address in `config`.
-    pub(crate) fn reach(config: &NodeConfig) -> Result<Scheduler> {
+    pub(crate) fn reach(config: &NodeConfig) -> Result<SchedulerClient> {
         let identity = control::identity(control::GUEST, None);
         let node = NodeConfig { identity, launched: false, ..config.secured()? };
         let lane = SchedulerLane::reach(&node)?;
-        Ok(Scheduler::of(lane, ClusterConfig { node, ..ClusterConfig::default() }))
+        Ok(SchedulerClient::of(lane, ClusterConfig { node, ..ClusterConfig::default() }))
     }
 
     /// The jobs of the cluster.
@@ -229,12 +230,12 @@ impl Scheduler {
         self.ask(&Command::Cancel { job: job.to_owned() })
     }
 
-    fn of(lane: SchedulerLane, config: ClusterConfig) -> Scheduler {
-        Scheduler {
+    fn of(lane: SchedulerLane, config: ClusterConfig) -> SchedulerClient {
+        SchedulerClient {
             lane,
             serving: None,
             config,
-            desk: Desk::default(),
+            rpc: Rpc::default(),
             roster: None,
             watch: 0,
             losses: Losses::default(),
@@ -246,7 +247,7 @@ impl Scheduler {
     }
 
     /// Asks to be told of losses.
-    fn watching(mut self) -> Result<Scheduler> {
+    fn watching(mut self) -> Result<SchedulerClient> {
         self.watch = self.lane.ask(&Command::Watch(control::Heard::default()))?;
         Ok(self)
     }
@@ -290,7 +291,7 @@ impl Scheduler {
                 Some(gathered) => break gathered,
                 None => check()?,
             }
-            self.lane.wait(NAP)?;
+            self.lane.wait(BACKOFF)?;
         };
         match gathered {
             Gathered::All(roster) => {
@@ -432,7 +433,7 @@ impl Scheduler {
                 any = true;
                 self.enter(heard)?;
             }
-            if !self.desk.flush(&mut self.lane, Command::Post)? {
+            if !self.rpc.flush(&mut self.lane, Command::Post)? {
                 return Ok(any);
             }
         }
@@ -461,13 +462,13 @@ impl Scheduler {
                 self.gathered = Some(serde_json::from_str(&body)?);
             }
             Heard::Answer { to, body } if to == self.asked => self.answer = Some(body),
-            Heard::Answer { to, body } => self.desk.acknowledge(to, &body)?,
-            Heard::Order { number, order: Order::Letters(letters) } => {
+            Heard::Answer { to, body } => self.rpc.acknowledge(to, &body)?,
+            Heard::Order { number, order: Order::Envelopes(envelopes) } => {
                 self.lane.answer(number, &())?;
-                self.desk.deliver(letters);
+                self.rpc.deliver(envelopes);
             }
             Heard::Order { .. } => {} // for nodes only
-            Heard::Refused { to, why } if self.desk.refused(to, &why) => {}
+            Heard::Refused { to, why } if self.rpc.refused(to, &why) => {}
             Heard::Refused { why, .. } => {
                 self.cancelled()?;
                 return Err(Error::Config(why));
@@ -560,7 +561,7 @@ impl Scheduler {
     ///
     /// # Errors
     /// As [`Scheduler::poll`].
-    pub(crate) fn nap(&mut self, time: Duration) -> Result<()> {
+    pub(crate) fn backoff(&mut self, time: Duration) -> Result<()> {
         self.poll()?;
         self.lane.wait(time)
     }
@@ -590,9 +591,9 @@ impl Scheduler {
     }
 }
 
-impl AtDesk for Scheduler {
-    fn desk(&mut self) -> &mut Desk {
-        &mut self.desk
+impl AtRpc for SchedulerClient {
+    fn rpc(&mut self) -> &mut Rpc {
+        &mut self.rpc
     }
 
     fn lane(&mut self) -> &mut SchedulerLane {

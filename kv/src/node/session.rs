@@ -225,7 +225,7 @@ impl Session {
     ///
     /// # Errors
     /// If no honest peer says it.
-    pub(super) fn take_in(&mut self, message: &Message) -> Result<Incoming, Misheard> {
+    pub(super) fn ingest(&mut self, message: &Message) -> Result<Incoming, Misheard> {
         let number = message.timestamp();
         let (kind, op) = (message.kind(), message.op());
         let split = Stamp::split(message.values());

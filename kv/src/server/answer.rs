@@ -3,7 +3,7 @@
 //! Path: codec > thread > tables > shard > store > **answer** > message, and back like any message.
 
 use caravan_van::wire::{Coding, Kind, Offer};
-use caravan_van::{Draft, Lanes, Message, PeerId, Pool, Shared, Values};
+use caravan_van::{Connections, Draft, Message, PeerId, Pool, Shared, Values};
 
 use crate::error::Result;
 use crate::op::Op;
@@ -30,7 +30,7 @@ pub(super) struct ReplyTo {
 /// If the answer cannot be posted and the lane must be closed, as for all functions below.
 #[inline(always)]
 pub(super) fn answer_pull(
-    lanes: &mut Lanes,
+    lanes: &mut Connections,
     shard: &mut dyn Shard,
     reply_to: ReplyTo,
     request: &Request<'_>,
@@ -64,7 +64,7 @@ pub(super) fn answer_pull(
 
 /// Answers a pull with these values and lengths.
 pub(super) fn post_values(
-    lanes: &mut Lanes,
+    lanes: &mut Connections,
     reply_to: ReplyTo,
     lengths: &[u32],
     values: Shared,
@@ -101,7 +101,7 @@ pub(super) fn collect(
 /// Answers an admitted pull by writing the values to the memory that it offers.
 #[inline(never)]
 pub(super) fn place_pull(
-    lanes: &mut Lanes,
+    lanes: &mut Connections,
     shard: &mut dyn Shard,
     reply_to: ReplyTo,
     offer: Offer,
@@ -127,7 +127,7 @@ pub(super) fn place_pull(
 #[cold]
 #[inline(never)]
 pub(super) fn refuse(
-    lanes: &mut Lanes,
+    lanes: &mut Connections,
     reply_to: ReplyTo,
     reason: &str,
 ) -> caravan_van::Result<()> {
@@ -139,7 +139,10 @@ pub(super) fn refuse(
 /// Answers a request for a table that was dropped.
 #[cold]
 #[inline(never)]
-pub(super) fn refuse_dropped(lanes: &mut Lanes, reply_to: ReplyTo) -> caravan_van::Result<()> {
+pub(super) fn refuse_dropped(
+    lanes: &mut Connections,
+    reply_to: ReplyTo,
+) -> caravan_van::Result<()> {
     let ReplyTo { peer, table, timestamp } = reply_to;
     let op = Op::Drop as u8;
     post(lanes, peer, Draft { op, table, timestamp, ..Draft::new(Kind::Failure) })
@@ -158,14 +161,18 @@ pub(super) fn gather(
 
 /// Sends an answer, or a failure if there is no room for it.
 #[inline(never)]
-pub(super) fn post(lanes: &mut Lanes, peer: PeerId, draft: Draft<'_>) -> caravan_van::Result<()> {
+pub(super) fn post(
+    lanes: &mut Connections,
+    peer: PeerId,
+    draft: Draft<'_>,
+) -> caravan_van::Result<()> {
     post_coded(lanes, peer, draft, &mut Coding::plain())
 }
 
 /// As [`post`], with sections coded by `coding`.
 #[inline]
 pub(super) fn post_coded(
-    lanes: &mut Lanes,
+    lanes: &mut Connections,
     peer: PeerId,
     draft: Draft<'_>,
     coding: &mut Coding,
@@ -179,7 +186,7 @@ pub(super) fn post_coded(
 #[cold]
 #[inline(never)]
 fn post_failure(
-    lanes: &mut Lanes,
+    lanes: &mut Connections,
     reply_to: ReplyTo,
     error: caravan_van::Error,
 ) -> caravan_van::Result<()> {

@@ -179,8 +179,8 @@ impl<V: Value, H: Value> Chunks<V, H> {
         chunk.map_or(&[], |chunk| V::view(chunk).expect(WHOLE_ROWS))
     }
 
-    /// Has the processor load these rows, of which some may be missing, before they are needed, and
-    /// their `hidden` values, if these are needed as well.
+    /// Makes the processor load these rows, of which some may be missing, before they are needed,
+    /// and their `hidden` values, if these are needed as well.
     #[inline]
     pub(super) fn load<'a>(&self, rows: impl Iterator<Item = &'a u32>, hidden: usize) {
         for row in rows {

@@ -82,7 +82,7 @@ impl Found {
         self.missing
     }
 
-    /// Enters `keys` rows from `first` on, in chunks of 2^`shift` rows.
+    /// Records `keys` rows from `first` on, in chunks of 2^`shift` rows.
     pub(super) fn enter_consecutive(&mut self, first: u32, keys: usize, shift: u32) {
         self.clear(keys);
         let mut row = first as usize;
@@ -95,7 +95,8 @@ impl Found {
         }
     }
 
-    /// Enters the rows of `keys` keys: `find` appends them to its argument and returns how many are
+    /// Records the rows of `keys` keys: `find` appends them to its argument and returns how many
+    /// are
     /// [`NO_ROW`].
     pub(super) fn enter(
         &mut self,

@@ -24,14 +24,14 @@ use self::number::Float;
 pub use self::number::Number;
 pub use self::sgd::{Momentum, Sgd};
 pub use self::sum::Sum;
+use super::eviction::Changing;
 use super::initial::Start;
 use super::shard::Shard;
 use super::store::Rows;
-use super::turnover::Changing;
 use super::varying::VaryingRows;
 use crate::consistency::{Consistency, Controller};
 use crate::filter::OwnFilters;
-use crate::node::{Responder, Responders};
+use crate::node::{Handler, Handlers};
 use crate::table::{Initial, TableSpec, ValueType, with_type};
 use crate::vector::HANDLE;
 
@@ -143,7 +143,7 @@ type Build = dyn Fn(&TableSpec, KeyRange, &Pool) -> Result<Box<dyn Shard>, Strin
 pub struct Handles {
     handles: HashMap<String, Handle>,
     controllers: Option<Arc<MakeController>>,
-    responders: Responders,
+    handlers: Handlers,
     filters: OwnFilters,
 }
 
@@ -177,9 +177,9 @@ macro_rules! optimiser {
 
 impl Default for Handles {
     fn default() -> Self {
-        let (handles, responders) = (HashMap::new(), Responders::default());
+        let (handles, handlers) = (HashMap::new(), Handlers::default());
         let filters = OwnFilters::default();
-        let handles = Handles { handles, controllers: None, responders, filters };
+        let handles = Handles { handles, controllers: None, handlers, filters };
         let handles = handles.with_rows("add", build_add);
         let handles = handles.with_rows("assign", build_assign);
         let operators = operators::NAMES.into_iter();
@@ -245,13 +245,13 @@ impl Handles {
         self
     }
 
-    /// Adds a responder to requests of other nodes; each server calls `make` before it joins.
-    pub fn with_responder(
+    /// Adds a handler to requests of other nodes; each server calls `make` before it joins.
+    pub fn with_handler(
         mut self,
         name: &str,
-        make: impl Fn() -> Box<dyn Responder> + Send + Sync + 'static,
+        make: impl Fn() -> Box<dyn Handler> + Send + Sync + 'static,
     ) -> Self {
-        self.responders.insert(name, make);
+        self.handlers.insert(name, make);
         self
     }
 
@@ -266,8 +266,8 @@ impl Handles {
         &self.filters
     }
 
-    pub(crate) fn responders(&self) -> &Responders {
-        &self.responders
+    pub(crate) fn handlers(&self) -> &Handlers {
+        &self.handlers
     }
 
     /// The controller of a shard with these keys; `is_dense` says whether it has a row for each.
@@ -306,7 +306,7 @@ impl Handles {
             return Err(options::refuse(spec, "its rows begin as it says, so leave out `initial`"));
         }
         let rows = build(spec, range, memory)?;
-        match spec.turnover {
+        match spec.eviction {
             Some(it) => Ok(Box::new(Changing::new(rows, spec, it, range, memory)?)),
             None => Ok(rows),
         }

@@ -66,14 +66,14 @@ impl Sorted {
         list
     }
 
-    /// Enters the ends of the block of position `at`, and of those behind it.
+    /// Records the ends of the block of position `at`, and of those behind it.
     fn enter_ends(&mut self, at: usize) {
         self.ends.truncate(at / SPAN);
         let blocks = self.keys[self.ends.len() * SPAN..].chunks(SPAN);
         self.ends.extend(blocks.filter_map(|block| block.last()));
     }
 
-    /// Has the processor load a block.
+    /// Makes the processor load a block.
     #[inline]
     fn load(&self, block: usize) {
         let at = block * SPAN;

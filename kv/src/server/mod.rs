@@ -2,6 +2,7 @@
 
 mod answer;
 mod chunks;
+mod eviction;
 mod found;
 mod handle;
 mod index;
@@ -11,7 +12,6 @@ mod shard;
 mod store;
 mod tables;
 mod thread;
-mod turnover;
 mod varying;
 
 pub use found::FoundRows;

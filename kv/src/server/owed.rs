@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use caravan_van::wire::Kind;
-use caravan_van::{Draft, Lanes, PeerId, Values};
+use caravan_van::{Connections, Draft, PeerId, Values};
 
 use super::answer::{ReplyTo, post, refuse};
 use crate::error::{Error, Result};
@@ -15,7 +15,7 @@ use crate::node::Token;
 /// Where a shard answers the requests that it has kept.
 pub struct Answers<'a> {
     owed: &'a mut Owed,
-    lanes: &'a mut Lanes,
+    lanes: &'a mut Connections,
 }
 
 impl Answers<'_> {
@@ -68,7 +68,7 @@ pub(super) struct Owed {
 }
 
 impl Owed {
-    /// Enters a request.
+    /// Records a request.
     pub(super) fn enter(&mut self, reply_to: ReplyTo) -> Token {
         self.count += 1;
         let token = Token(self.count);
@@ -88,7 +88,7 @@ impl Owed {
     }
 
     /// For a shard of this thread.
-    pub(super) fn answers<'a>(&'a mut self, lanes: &'a mut Lanes) -> Answers<'a> {
+    pub(super) fn answers<'a>(&'a mut self, lanes: &'a mut Connections) -> Answers<'a> {
         Answers { owed: self, lanes }
     }
 

@@ -2,31 +2,29 @@
 //!
 //! Path: codec > thread > **tables** > shard > store > answer.
 
+mod admission;
 mod chain;
 mod cut;
-mod entry;
 mod filtered;
-mod governor;
 mod image;
 mod moving;
 mod numbers;
 mod outcome;
+mod replica;
 mod served;
 mod whole;
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
-use caravan_van::{Lanes, Message, PeerId, Pool};
+use caravan_van::{Connections, Message, PeerId, Pool};
 
+use self::admission::Turn;
+pub(super) use self::admission::{AdmissionController, Waiting};
 pub use self::chain::ChainCounters;
 use self::chain::Chains;
 pub(super) use self::chain::RETRY;
-pub(super) use self::entry::Entry;
-use self::entry::Known;
 use self::filtered::{apply, serve_filtered};
-use self::governor::Turn;
-pub(super) use self::governor::{Governor, Waiting};
 pub(super) use self::moving::Held;
 pub(crate) use self::moving::{Destination, SentBack};
 pub use self::moving::{MoveCounters, MoveStep, ShardStep};
@@ -34,6 +32,8 @@ use self::moving::{Moves, forward, send_back};
 use self::numbers::Numbers;
 use self::outcome::answer_trouble;
 pub(super) use self::outcome::{Admitted, Client, Step, Trouble};
+use self::replica::Known;
+pub(super) use self::replica::Replica;
 pub(crate) use self::served::Served;
 use self::served::all_lost;
 pub use self::served::{Copies, LogStep};
@@ -59,7 +59,7 @@ pub(super) struct Tables {
     /// All tables, by number.
     known: BTreeMap<u32, Known>,
     /// The shards of this thread, sorted by table and keys.
-    entries: Vec<Entry>,
+    entries: Vec<Replica>,
     numbers: Numbers,
     moves: Moves,
     chains: Chains,
@@ -90,13 +90,13 @@ impl Tables {
 
     /// Index of the shard that has `key` of this table, if it is here.
     fn position(&self, number: u32, key: u64) -> Option<usize> {
-        let is_before = |entry: &Entry| (entry.number, entry.range.last()) < (number, key);
+        let is_before = |entry: &Replica| (entry.number, entry.range.last()) < (number, key);
         let at = self.entries.partition_point(is_before);
         self.entries.get(at).filter(|entry| entry.has(number, key)).map(|_| at)
     }
 
     /// The shard that has `key` of this table, if it is here.
-    pub(super) fn get(&self, number: u32, key: u64) -> Option<&Entry> {
+    pub(super) fn get(&self, number: u32, key: u64) -> Option<&Replica> {
         self.position(number, key).map(|at| &self.entries[at])
     }
 
@@ -110,7 +110,7 @@ impl Tables {
         Ok(())
     }
 
-    fn find(&mut self, id: u32, key: u64) -> Result<&mut Entry, Trouble> {
+    fn find(&mut self, id: u32, key: u64) -> Result<&mut Replica, Trouble> {
         self.seek(id, key)?;
         Ok(&mut self.entries[self.last])
     }
@@ -146,7 +146,7 @@ impl Tables {
     }
 
     /// The shards of a table that are here.
-    pub(super) fn of(&self, number: u32) -> impl Iterator<Item = &Entry> {
+    pub(super) fn of(&self, number: u32) -> impl Iterator<Item = &Replica> {
         self.entries.iter().filter(move |entry| entry.number == number)
     }
 
@@ -163,7 +163,7 @@ impl Tables {
     #[inline(always)]
     pub(super) fn serve(
         &mut self,
-        lanes: &mut Lanes,
+        lanes: &mut Connections,
         client: Client,
         message: &mut Message,
         list: Option<&List>,
@@ -195,7 +195,7 @@ impl Tables {
     #[inline(always)]
     fn serve_rows(
         &mut self,
-        lanes: &mut Lanes,
+        lanes: &mut Connections,
         client: Client,
         message: &mut Message,
         list: Option<&List>,
@@ -216,11 +216,11 @@ impl Tables {
     }
 
     /// Serves a push that ends its worker's iteration. One that is parked ends it as well; see
-    /// [`Governor::park`].
+    /// [`AdmissionController::park`].
     #[inline(never)]
     fn serve_last(
         &mut self,
-        lanes: &mut Lanes,
+        lanes: &mut Connections,
         client: Client,
         message: &mut Message,
         list: Option<&List>,
@@ -236,9 +236,9 @@ impl Tables {
         }
         let served = self.serve_op(lanes, client, message, list, admitted, Op::Push);
         if !matches!(served, Ok(Step::Govern(_) | Step::Park(_) | Step::Expand | Step::Hold))
-            && let Some(governor) = &mut self.find(table, key)?.governor
+            && let Some(admission) = &mut self.find(table, key)?.admission
         {
-            governor.finish(client.node, clock, raw);
+            admission.finish(client.node, clock, raw);
         }
         match served {
             Ok(Step::Done) => Ok(Step::Release),
@@ -250,7 +250,7 @@ impl Tables {
     #[inline(always)]
     fn serve_op(
         &mut self,
-        lanes: &mut Lanes,
+        lanes: &mut Connections,
         client: Client,
         message: &mut Message,
         list: Option<&List>,
@@ -269,7 +269,7 @@ impl Tables {
     #[inline(never)]
     fn serve_in_touch(
         &mut self,
-        lanes: &mut Lanes,
+        lanes: &mut Connections,
         client: Client,
         message: &mut Message,
         list: Option<&List>,
@@ -286,7 +286,7 @@ impl Tables {
     #[inline(always)]
     fn serve_shard<const MOVES: bool>(
         &mut self,
-        lanes: &mut Lanes,
+        lanes: &mut Connections,
         client: Client,
         message: &mut Message,
         list: Option<&List>,
@@ -310,7 +310,7 @@ impl Tables {
         let is_owned = message.op() == Op::Push as u8
             && message.owns_values()
             && !MOVES
-            && entry.governor.as_ref().is_none_or(|governor| !governor.knows_repeats());
+            && entry.admission.as_ref().is_none_or(|admission| !admission.knows_repeats());
         let mut is_admitted = admitted != Admitted::No;
         while !message.is_empty() {
             let request = common.with_record(message, list);
@@ -334,10 +334,10 @@ impl Tables {
                     continue;
                 }
             }
-            if !is_admitted && let Some(governor) = &mut entry.governor {
-                match governor.arrive(&request)? {
-                    Turn::Now => is_admitted = governor.admits_alike(),
-                    Turn::Later(blocker) => return Ok(Step::Govern(blocker)),
+            if !is_admitted && let Some(admission) = &mut entry.admission {
+                match admission.arrive(&request)? {
+                    Turn::Now => is_admitted = admission.admits_alike(),
+                    Turn::Later(wait_reason) => return Ok(Step::Govern(wait_reason)),
                     Turn::Repeated => {
                         lanes.answer(peer, message.timestamp())?;
                         message.advance();
@@ -391,29 +391,29 @@ impl Tables {
             }
             message.advance();
         }
-        match &entry.governor {
-            Some(governor) if governor.releases() => Ok(Step::Release),
+        match &entry.admission {
+            Some(admission) if admission.releases() => Ok(Step::Release),
             _ => Ok(Step::Done),
         }
     }
 
     /// The model of the shard that has `key` of a table, if it has one.
-    pub(super) fn governor(&mut self, table: u32, key: u64) -> Option<&mut Governor> {
-        self.find(table, key).ok()?.governor.as_deref_mut()
+    pub(super) fn admission(&mut self, table: u32, key: u64) -> Option<&mut AdmissionController> {
+        self.find(table, key).ok()?.admission.as_deref_mut()
     }
 
     /// Takes out the next parked request of a table that its model admits now.
     ///
     /// # Errors
-    /// As [`Governor::next_released`].
+    /// As [`AdmissionController::next_released`].
     pub(super) fn next_released(
         &mut self,
-        lanes: &mut Lanes,
+        lanes: &mut Connections,
         table: u32,
     ) -> Result<Option<Waiting>, (PeerId, caravan_van::Error)> {
         let shards = self.entries.iter_mut().filter(|entry| entry.number == table);
-        for governor in shards.filter_map(|entry| entry.governor.as_mut()) {
-            let next = governor.next_released(lanes)?;
+        for admission in shards.filter_map(|entry| entry.admission.as_mut()) {
+            let next = admission.next_released(lanes)?;
             if next.is_some() {
                 return Ok(next);
             }
@@ -422,7 +422,7 @@ impl Tables {
     }
 
     /// Applies a parked push whose lane is gone. Nobody hears of its outcome.
-    pub(super) fn apply(&mut self, lanes: &Lanes, waiting: &Waiting) {
+    pub(super) fn apply(&mut self, lanes: &Connections, waiting: &Waiting) {
         let (table, key) = (waiting.message.table(), waiting.message.range().begin());
         let Ok(entry) = self.find(table, key) else { return };
         if let Err(reason) = apply(lanes.memory(), entry, waiting) {
@@ -431,16 +431,16 @@ impl Tables {
         }
     }
 
-    /// Enters that a node's last lane is gone. Returns the tables whose parked requests may have
+    /// Records that a node's last lane is gone. Returns the tables whose parked requests may have
     /// become admissible.
     pub(super) fn lose(&mut self, node: u32) -> Vec<u32> {
         let mut governed = Vec::new();
         for entry in &mut self.entries {
             // Others may have heard of a worker with copies of its shard: the scheduler tells.
-            let Some(governor) = entry.governor.as_mut().filter(|_| entry.chain.is_none()) else {
+            let Some(admission) = entry.admission.as_mut().filter(|_| entry.chain.is_none()) else {
                 continue;
             };
-            governor.lose(node);
+            admission.lose(node);
             governed.push(entry.number);
         }
         governed.dedup();
@@ -450,7 +450,7 @@ impl Tables {
     /// Stores the values of a push without a copy.
     pub(super) fn adopt(
         &mut self,
-        lanes: &mut Lanes,
+        lanes: &mut Connections,
         peer: PeerId,
         message: Message,
         key: u64,
@@ -478,9 +478,9 @@ impl Tables {
 #[cold]
 #[inline(never)]
 fn keep(
-    lanes: &mut Lanes,
+    lanes: &mut Connections,
     (owed, chains): (&mut Owed, &mut Chains),
-    entry: &mut Entry,
+    entry: &mut Replica,
     reply_to: ReplyTo,
     request: &Request<'_>,
 ) -> Result<(), String> {
@@ -494,7 +494,7 @@ fn keep(
 
 /// Checks a request whose values are a block.
 #[cold]
-fn check_block(op: Op, entry: &Entry) -> Result<(), Trouble> {
+fn check_block(op: Op, entry: &Replica) -> Result<(), Trouble> {
     if !op.pushes() {
         return Err(format!("there is no operation {}", op as u8 | FILTERED).into());
     }

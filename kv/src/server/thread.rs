@@ -19,8 +19,8 @@ use super::handle::Handles;
 use super::tables::{ChainCounters, Copies, LogStep, MoveCounters, ShardStep};
 use crate::error::Result;
 use crate::filter::Traffic;
+use crate::membership::Membership;
 use crate::table::TableSpec;
-use crate::view::View;
 
 /// One thread of a server, with its shard of every table.
 pub struct ServerThread {
@@ -35,7 +35,7 @@ impl ServerThread {
     }
 
     /// Hears from `views` which server threads are lost.
-    pub(crate) fn hear_views(mut self, views: Receiver<View>) -> Self {
+    pub(crate) fn hear_views(mut self, views: Receiver<Membership>) -> Self {
         self.service.views = Some(views);
         self
     }

@@ -134,7 +134,7 @@ impl<V: Sum> State<V> {
         chunk.and_then(|chunk| chunk.values.as_deref()).unwrap_or_default()
     }
 
-    /// Enters a pulled chunk.
+    /// Records a pulled chunk.
     pub(super) fn enter(&mut self, at: u64, values: &[V]) {
         let chunk = self.chunks.entry(at).or_default();
         let mut values = values.to_vec();

@@ -4,7 +4,7 @@
 
 use super::*;
 
-/// Enters one answer as the worker does.
+/// Records one answer as the worker does.
 fn answer(tracker: &mut Tracker, timestamp: Timestamp, error: Option<Error>) {
     let progress = tracker.progress(timestamp.0).unwrap();
     progress.missing -= 1;
@@ -104,7 +104,7 @@ fn progress_of_a_short_request_begins_with_what_is_known_of_it() {
     assert_eq!((tracker.progress.len(), tracker.spare.len()), (1, 1));
 }
 
-/// Enters the last answer and claims it as the worker does.
+/// Records the last answer and claims it as the worker does.
 fn progress_is_over(tracker: &mut Tracker, pull: Timestamp) {
     answer(tracker, pull, None);
     tracker.progress(pull.0).unwrap().parts.clear();

@@ -38,7 +38,7 @@ impl Worker {
         }
     }
 
-    /// Enters the answers of a message. Those to short requests are entered in place, others are
+    /// Records the answers of a message. Those to short requests are entered in place, others are
     /// taken out.
     #[inline(always)]
     fn enter_answers(&mut self, server: usize) {
@@ -75,7 +75,7 @@ impl Worker {
         }
     }
 
-    /// Enters a server's reply or failure.
+    /// Records a server's reply or failure.
     #[inline(never)]
     fn answer(&mut self, server: usize, message: Message) {
         if message.kind() == Kind::Request {
@@ -110,7 +110,7 @@ impl Worker {
         self.enter_answer(server, message);
     }
 
-    /// Enters the answer of a server that has no such table any more.
+    /// Records the answer of a server that has no such table any more.
     #[cold]
     pub(super) fn enter_dropped(&mut self, server: usize, message: &Message) {
         let number = message.table();
@@ -119,7 +119,7 @@ impl Worker {
         self.fail_one(server, message.timestamp(), Error::TableDropped { table });
     }
 
-    /// Enters the answer of a server that leaves, and leaves this to others.
+    /// Records the answer of a server that leaves, and leaves this to others.
     #[cold]
     fn enter_leaving(&mut self, server: usize, message: &Message) {
         let ServerAddress { name, address } = self.servers[server].at.clone();
@@ -137,7 +137,7 @@ impl Worker {
         self.settle(timestamp);
     }
 
-    /// Enters a decoded answer.
+    /// Records a decoded answer.
     #[inline]
     fn enter_answer(&mut self, server: usize, message: Message) {
         let timestamp = message.timestamp();
@@ -219,7 +219,7 @@ impl Worker {
         }
     }
 
-    /// Enters values that a server has written to their destination.
+    /// Records values that a server has written to their destination.
     fn placed(&mut self, server: usize, timestamp: u64, memory: Buffer, len: usize) {
         drop(self.named(timestamp));
         let Some((progress, at)) = self.tracker.answered(timestamp, server) else { return };
@@ -295,7 +295,7 @@ impl Worker {
     }
 }
 
-/// Enters values that a server has written to `memory`; fewer than all are an error.
+/// Records values that a server has written to `memory`; fewer than all are an error.
 fn land(part: &mut Part, memory: Buffer, len: usize) -> Result<(), String> {
     if len != memory.len() {
         return Err(wrong_bytes(len, memory.len()));

@@ -8,7 +8,7 @@ use crate::table::TableSpec;
 use crate::tracker::{RequestKind, Timestamp};
 
 impl Worker {
-    /// Has each shard of these tables keep its rows as they are, from between two requests on; or
+    /// Makes each shard of these tables keep its rows as they are, from between two requests on; or
     /// from the moment when all workers have come to iteration `clock`.
     pub(crate) fn cut(&mut self, tables: &[Table], clock: Option<u64>) -> Result<()> {
         let mut cuts = Vec::new();

@@ -189,7 +189,7 @@ impl Worker {
         self.wait(changed).map(drop)
     }
 
-    /// Enters the next iteration of a table that this worker has joined, and returns it.
+    /// Records the next iteration of a table that this worker has joined, and returns it.
     fn next_iteration(&mut self, table: Table) -> Result<u64> {
         self.known(table)?;
         let known = &mut self.tables[table.0 as usize];

@@ -14,7 +14,7 @@ use super::{ServerAddress, Worker};
 use crate::error::Result;
 
 impl Worker {
-    /// Enters the server threads of its view that it does not know yet, and takes requests that
+    /// Records the server threads of its view that it does not know yet, and takes requests that
     /// came back for them before.
     pub(super) fn enter_joined(&mut self) {
         let known = self.servers.len() - self.founders;

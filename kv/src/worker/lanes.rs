@@ -165,7 +165,7 @@ impl Worker {
                 let missing = (0..self.servers.len()).filter(|server| self.is_awaited(*server));
                 return Err(self.not_connected(waited, missing));
             }
-            self.endpoint.wait(self.waits.nap.min(timeout))?;
+            self.endpoint.wait(self.waits.backoff.min(timeout))?;
         }
         Ok(())
     }

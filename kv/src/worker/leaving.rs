@@ -3,7 +3,7 @@
 //! The scheduler tells of their threads, in one order for all, and where each has given its shards.
 //! The thread owns nothing then, and sends back what still comes to it. The worker enters the new
 //! owners, also those of tables that it joins later. What such a table places on the thread is at
-//! its heir. Of shards with copies the next thread that has one serves, as after a loss. When
+//! its successor. Of shards with copies the next thread that has one serves, as after a loss. When
 //! nothing is outstanding at the thread the worker closes the lane, for which that waits. Nothing
 //! is posted on a lane to a thread that has joined before it is up. So of one that cannot be
 //! reached the worker waits for news.
@@ -16,14 +16,14 @@ use super::Worker;
 use super::lanes::NOBODY;
 use crate::error::{Error, Result};
 use crate::map::Retired;
+use crate::membership::{Departed, Event};
 use crate::tracker::RequestKind;
-use crate::view::{Departed, Event};
 
 /// Why no lane goes to a thread that has left.
 pub(super) const LEFT: &str = "it has left the cluster";
 
 impl Worker {
-    /// Enters all that was said so far of servers that have joined or leave.
+    /// Records all that was said so far of servers that have joined or leave.
     pub(super) fn enter_events(&mut self, events: &[Event]) {
         let known = self.recovery.view.events.len();
         for event in events.get(known..).unwrap_or_default() {
@@ -39,7 +39,7 @@ impl Worker {
         }
     }
 
-    /// Enters into the map of a new table where threads that have left have given its shards.
+    /// Records into the map of a new table where threads that have left have given its shards.
     pub(super) fn enter_all_handed(&mut self, table: usize) {
         let events = std::mem::take(&mut self.recovery.view.events);
         let departed = events.iter().filter_map(Event::departed);
@@ -55,14 +55,14 @@ impl Worker {
         for handed in departed.gone.iter().filter(|handed| handed.table == number) {
             self.enter_owner(table, handed.begin, handed.server, handed.epoch);
         }
-        // Of a table that was dropped the heir knows that; one that is newer it has.
+        // Of a table that was dropped the successor knows that; one that is newer it has.
         let known = &mut self.tables[table];
-        known.map.pass_on(departed.thread, departed.heir);
+        known.map.pass_on(departed.thread, departed.successor);
         known.route.close();
     }
 
     /// Replaces the threads that have left, which then count as told of this table, by those to
-    /// which they have given shards of it, or by their heirs.
+    /// which they have given shards of it, or by their successors.
     pub(super) fn behind_departed(
         &self,
         number: u32,
@@ -75,7 +75,11 @@ impl Worker {
             if told.insert(departed.thread) {
                 let gone = departed.gone.iter().filter(|handed| handed.table == number);
                 let gone: BTreeSet<usize> = gone.map(|handed| handed.server).collect();
-                next.extend(if gone.is_empty() { BTreeSet::from([departed.heir]) } else { gone });
+                next.extend(if gone.is_empty() {
+                    BTreeSet::from([departed.successor])
+                } else {
+                    gone
+                });
             }
         }
         next
@@ -104,7 +108,7 @@ impl Worker {
     }
 
     /// Looks for news at some of the waits: a worker whose answers are there before it waits takes
-    /// no naps, during which others look.
+    /// no backoffs, during which others look.
     #[cold]
     pub(super) fn look_at_times(&mut self) -> Result<()> {
         if self.waits.is_turn() {
@@ -142,14 +146,14 @@ impl Worker {
         &mut self,
         threads: &[usize],
     ) -> Result<std::result::Result<Vec<Departed>, (usize, usize)>> {
-        let Some(heirs) = self.recovery.view.heirs(threads) else {
+        let Some(successors) = self.recovery.view.successors(threads) else {
             return Err(Error::Config("no server would stay in the cluster".to_owned()));
         };
         let kind = RequestKind::Retire;
         let mut all = Vec::new();
         let mut left = (0, 0);
-        for (&thread, heir) in threads.iter().zip(heirs) {
-            let asked = self.tell(&[thread], kind, 0, &serde_json::to_vec(&heir)?)?;
+        for (&thread, successor) in threads.iter().zip(successors) {
+            let asked = self.tell(&[thread], kind, 0, &serde_json::to_vec(&successor)?)?;
             let replies = self.wait(asked)?.replies;
             let reply = replies.first().map_or(&[][..], Vec::as_slice);
             let Retired { shards, alone, departed } = self.read_reply(thread, kind, reply)?;

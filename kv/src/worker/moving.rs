@@ -205,7 +205,7 @@ impl Worker {
         returned.insert(place, Returned { table, shard, server: owner, message });
     }
 
-    /// Enters that a server owns a shard from this epoch on, if that is news: requests to it wait
+    /// Records that a server owns a shard from this epoch on, if that is news: requests to it wait
     /// until the one before has sent back all that it got.
     pub(super) fn enter_owner(&mut self, table: usize, begin: u64, server: usize, epoch: u64) {
         let map = &mut self.tables[table].map;
@@ -217,7 +217,7 @@ impl Worker {
         }
     }
 
-    /// Has requests to a shard wait until a server that had it has sent back all that it got.
+    /// Makes requests to a shard wait until a server that had it has sent back all that it got.
     pub(super) fn settle_with(&mut self, server: usize, table: usize, shard: usize) {
         let TableState { number, route, map, .. } = &mut self.tables[table];
         route.close();
@@ -342,7 +342,7 @@ impl Worker {
             let server = self.tables[table].map.shards()[shard].server;
             match self.poll()? {
                 true => silence.began = None,
-                false => self.nap(&mut silence, Awaited::Room(server))?,
+                false => self.backoff(&mut silence, Awaited::Room(server))?,
             }
         }
     }

@@ -22,9 +22,9 @@ use super::waiting::{Awaited, News, Silence};
 use super::{Table, Worker};
 use crate::error::Result;
 use crate::map::Placed;
+use crate::membership::{Event, Membership};
 use crate::op::{BITS, Op};
 use crate::tracker::RequestKind;
-use crate::view::{Event, View};
 
 /// Time between two attempts to make a lane again, and longest sleep while something is to be
 /// done.
@@ -37,7 +37,7 @@ pub(super) struct Recovery {
     kept: BTreeMap<u64, Kept>,
     /// Timestamps of those that are to be posted.
     unposted: BTreeSet<u64>,
-    pub(super) view: View,
+    pub(super) view: Membership,
     /// Whether each server has heard the view on its present lane.
     told: Vec<bool>,
     /// When the lane to each server may be made again.
@@ -85,17 +85,17 @@ impl Recovery {
     pub(super) fn of(addresses: Vec<String>, threads: usize) -> Recovery {
         let told = vec![false; addresses.len()];
         let retry_at = vec![Duration::ZERO; addresses.len()];
-        let view = View { addresses, threads, ..View::default() };
+        let view = Membership { addresses, threads, ..Membership::default() };
         Recovery { told, retry_at, view, ..Recovery::default() }
     }
 
-    /// Enters that another server thread has joined.
+    /// Records that another server thread has joined.
     pub(super) fn enter_joined(&mut self) {
         self.told.push(false);
         self.retry_at.push(Duration::ZERO);
     }
 
-    /// Enters what has become of a server, of which others hear before anything else.
+    /// Records what has become of a server, of which others hear before anything else.
     pub(super) fn enter_event(&mut self, event: &Event) {
         self.view.events.push(event.clone());
         self.told.fill(false);
@@ -108,7 +108,7 @@ impl Recovery {
         self.kept.insert(timestamp, kept);
     }
 
-    /// Has a part posted as soon as that is possible.
+    /// Posts a part as soon as that is possible.
     pub(super) fn post_later(&mut self, timestamp: u64) {
         self.unposted.insert(timestamp);
         self.is_due = true;
@@ -182,7 +182,7 @@ impl Recovery {
         !self.told[server] || self.unposted.iter().copied().any(of_it)
     }
 
-    /// Enters that the lane to a server is a new one.
+    /// Records that the lane to a server is a new one.
     pub(super) fn enter_lane(&mut self, server: usize) {
         self.told[server] = false;
         self.is_due |= self.is_on;
@@ -190,7 +190,7 @@ impl Recovery {
 }
 
 impl Worker {
-    /// Asks `watch` about every `nap` while this worker waits; it says which server threads are
+    /// Asks `watch` about every `backoff` while this worker waits; it says which server threads are
     /// lost so far, and ends the wait by an error. For workers of a cluster the scheduler says it.
     ///
     /// Whoever has the next copy serves the shards of a lost thread. All workers have to give up
@@ -199,14 +199,14 @@ impl Worker {
     pub fn watch_servers(
         &mut self,
         watch: impl FnMut() -> Result<Vec<usize>> + 'static,
-        nap: Duration,
+        backoff: Duration,
     ) {
         let mut watch = watch;
         let news = move || Ok(News { lost: watch()?, ..News::default() });
-        self.waits.watch_by(Box::new(news), nap);
+        self.waits.watch_by(Box::new(news), backoff);
     }
 
-    /// Enters that a server thread is lost for good.
+    /// Records that a server thread is lost for good.
     pub(super) fn lose_server(&mut self, server: usize) {
         if server >= self.servers.len() || !self.recovery.view.lost.insert(server) {
             return;
@@ -220,8 +220,8 @@ impl Worker {
         self.drop_lane(server);
     }
 
-    /// Has a server thread serve what a thread had of tables with replicas that is lost or has
-    /// left. What that one has not answered is posted again, behind the news.
+    /// Redirects the replicated shards of a lost server, or of one that has left, to its successor.
+    /// Requests that it has not answered are posted again, behind the news.
     pub(super) fn succeed(&mut self, server: usize, successor: usize) {
         let Worker { recovery, tracker, tables, .. } = self;
         recovery.told.fill(false);
@@ -326,7 +326,7 @@ impl Worker {
         if let Some(progress) = tracker.progress(asked.0) {
             progress.abandoned = true; // nobody waits for its outcome
         }
-        let (op, timestamp) = (Op::View as u8, asked.0);
+        let (op, timestamp) = (Op::Membership as u8, asked.0);
         let values = Values::Copied(&body);
         let draft = Draft { op, timestamp, values, ..Draft::new(Kind::Request) };
         told[server] = endpoint.lanes.post(*peer, draft, &mut Coding::plain()).is_ok();
@@ -388,7 +388,7 @@ impl Worker {
             self.recovery.is_due = true;
             match self.poll()? {
                 true => silence.began = None,
-                false => self.nap(&mut silence, Awaited::Room(server))?,
+                false => self.backoff(&mut silence, Awaited::Room(server))?,
             }
         }
         Ok(())
@@ -403,7 +403,7 @@ impl Worker {
             let server = self.tables[table.0 as usize].map.shards()[shard].server;
             match self.poll()? {
                 true => silence.began = None,
-                false => self.nap(&mut silence, Awaited::Room(server))?,
+                false => self.backoff(&mut silence, Awaited::Room(server))?,
             }
         }
         Ok(())

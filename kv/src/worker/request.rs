@@ -9,7 +9,7 @@ mod parts;
 use std::ops::Range;
 
 use caravan_van::wire::Kind;
-use caravan_van::{Buffer, Draft, Lanes, PeerId, Shared, Value, Values};
+use caravan_van::{Buffer, Connections, Draft, PeerId, Shared, Value, Values};
 
 use super::table::{FOLLOWS_WORKER, Route, TableState};
 use super::{Table, Worker};
@@ -82,7 +82,7 @@ impl<'a> Payload<'a> {
     /// The bytes at `range` for `peer`. Shared bytes are not copied if they are too long for a
     /// frame or the van lends them.
     #[inline(always)]
-    fn part(&self, range: Range<usize>, peer: PeerId, lanes: &Lanes) -> Values<'a> {
+    fn part(&self, range: Range<usize>, peer: PeerId, lanes: &Connections) -> Values<'a> {
         match *self {
             Payload::Nothing => Values::None,
             Payload::Values { bytes, .. } => Values::Copied(&bytes[range]),
@@ -206,6 +206,6 @@ impl Worker {
 /// Whether the server lends the answer to a pull of `keys` keys, which has `place` bytes. It then
 /// needs no destination. Servers lend most single rows, and long values.
 #[inline]
-fn is_lent(lanes: &Lanes, peer: PeerId, keys: usize, place: usize) -> bool {
+fn is_lent(lanes: &Connections, peer: PeerId, keys: usize, place: usize) -> bool {
     (keys == 1 || place >= SHARED_BYTES_MIN) && lanes.lends(peer, place)
 }

@@ -6,8 +6,8 @@ use std::time::Duration;
 use super::recovery::RETRY;
 use super::{ServerAddress, Worker};
 use crate::error::{Error, Result};
+use crate::membership::Event;
 use crate::tracker::Timestamp;
-use crate::view::Event;
 
 /// A wait logs a warning each time this has passed.
 const WARN_AFTER: Duration = Duration::from_secs(10);
@@ -25,9 +25,9 @@ pub(crate) struct News {
 pub(crate) type Watch = Box<dyn FnMut() -> Result<News>>;
 
 /// Longest sleep while waiting: a waiting worker checks its watch at least this often.
-const NAP: Duration = Duration::from_millis(100);
+const BACKOFF: Duration = Duration::from_millis(100);
 
-/// Naps after which a worker checks its watch even if all its waits are short.
+/// Backoffs after which a worker checks its watch even if all its waits are short.
 const LOOK_EVERY: u32 = 1024;
 
 /// The same where servers have joined: one that leaves waits until all have heard of it.
@@ -40,12 +40,12 @@ pub(crate) struct Waits {
     /// Whether servers may be lost while the others go on.
     pub(super) spares: bool,
     /// Longest sleep between two checks.
-    pub(super) nap: Duration,
+    pub(super) backoff: Duration,
     /// Whether the last check failed: the next wait then checks before its first sleep.
     is_failing: bool,
-    /// Naps until it looks for news, of all waits.
-    naps_left: u32,
-    /// Naps between two looks.
+    /// Backoffs until it looks for news, of all waits.
+    backoffs_left: u32,
+    /// Backoffs between two looks.
     look_every: u32,
     /// Longest time without an answer from any server.
     silence_max: Duration,
@@ -59,9 +59,9 @@ impl Waits {
         Waits {
             watch: None,
             spares: false,
-            nap: NAP,
+            backoff: BACKOFF,
             is_failing: false,
-            naps_left: LOOK_EVERY,
+            backoffs_left: LOOK_EVERY,
             look_every: LOOK_EVERY,
             silence_max,
             opening_max: silence_max,
@@ -73,19 +73,19 @@ impl Waits {
         self.watch.is_some()
     }
 
-    /// Counts a nap, or what stands for one; returns whether a worker looks for news at it.
+    /// Counts a backoff, or what stands for one; returns whether a worker looks for news at it.
     pub(super) fn is_turn(&mut self) -> bool {
-        self.naps_left -= 1;
-        let is_turn = self.naps_left == 0;
+        self.backoffs_left -= 1;
+        let is_turn = self.backoffs_left == 0;
         if is_turn {
-            self.naps_left = self.look_every;
+            self.backoffs_left = self.look_every;
         }
         is_turn
     }
 
-    /// Has a worker look for news more often, since servers have joined.
+    /// Makes a worker look for news more often, since servers have joined.
     pub(super) fn look_often(&mut self) {
-        (self.naps_left, self.look_every) = (1, LOOK_EVERY_JOINED);
+        (self.backoffs_left, self.look_every) = (1, LOOK_EVERY_JOINED);
     }
 
     /// Asks the watch which server threads are lost, have joined or have left so far.
@@ -95,11 +95,11 @@ impl Waits {
         looked
     }
 
-    /// Replaces the watch, which runs about every `nap`.
-    pub(super) fn watch_by(&mut self, watch: Watch, nap: Duration) {
+    /// Replaces the watch, which runs about every `backoff`.
+    pub(super) fn watch_by(&mut self, watch: Watch, backoff: Duration) {
         self.watch = Some(watch);
         self.spares = true;
-        self.nap = nap;
+        self.backoff = backoff;
     }
 
     /// Says whether servers may be lost while the others go on.
@@ -110,14 +110,14 @@ impl Waits {
     /// Adds a watch over nodes that send a heartbeat every `heartbeat`. It runs about ten times as
     /// often.
     pub(crate) fn watching(self, watch: Watch, heartbeat: Duration) -> Waits {
-        Waits { watch: Some(watch), nap: NAP.min(heartbeat / 10), ..self }
+        Waits { watch: Some(watch), backoff: BACKOFF.min(heartbeat / 10), ..self }
     }
 }
 
 /// The time since the last arrival during a wait.
 #[derive(Default)]
 pub(super) struct Silence {
-    napped: bool,
+    backed_off: bool,
     /// When the clock was first read during this silence.
     pub(super) began: Option<Duration>,
     /// When the wait last logged a warning.
@@ -145,18 +145,18 @@ impl fmt::Display for Awaited {
 impl Worker {
     /// Sleeps a while; every sleep but the first begins with [`Worker::check_silence`]. Most
     /// answers come during the first sleep, which therefore seldom reads the clock.
-    pub(super) fn nap(&mut self, silence: &mut Silence, what: Awaited) -> Result<()> {
+    pub(super) fn backoff(&mut self, silence: &mut Silence, what: Awaited) -> Result<()> {
         let is_due = self.recovery.is_due;
-        let mut nap = self.waits.nap;
+        let mut backoff = self.waits.backoff;
         let is_turn = self.waits.is_turn();
-        let has_napped = std::mem::replace(&mut silence.napped, true);
-        if has_napped || is_turn || self.waits.is_failing || is_due {
+        let has_backed_off = std::mem::replace(&mut silence.backed_off, true);
+        if has_backed_off || is_turn || self.waits.is_failing || is_due {
             self.check_silence(silence, what)?;
             if is_due {
-                nap = nap.min(RETRY);
+                backoff = backoff.min(RETRY);
             }
         }
-        Ok(self.endpoint.wait(nap)?)
+        Ok(self.endpoint.wait(backoff)?)
     }
 
     /// Ends a wait that cannot succeed or takes too long; logs a long one now and then.

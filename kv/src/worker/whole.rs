@@ -43,7 +43,7 @@ impl Worker {
         Ok(Table(place as u32, self.tables[place].number))
     }
 
-    /// Has the first server number a table and the owners of its shards create it, unless they
+    /// Makes the first server number a table and the owners of its shards create it, unless they
     /// have; returns its place here.
     fn create_at_owners(&mut self, spec: &TableSpec, range: KeyRange, text: &str) -> Result<usize> {
         let map = spec.placement.map(range, self.founders)?;
@@ -88,7 +88,7 @@ impl Worker {
         Ok(place)
     }
 
-    /// Has a table of this number created at `owners` and wherever shards of it have moved from
+    /// Creates a table of this number at `owners` and wherever shards of it have moved from
     /// there, but for those that were told; returns what they say.
     fn create_along(
         &mut self,
@@ -209,7 +209,7 @@ impl Worker {
         Ok(place)
     }
 
-    /// Enters a server's claims to shards of a table.
+    /// Records a server's claims to shards of a table.
     fn enter_claims(&mut self, table: usize, server: usize, created: &Created) {
         for &(begin, epoch) in &created.shards {
             self.enter_owner(table, begin, server, epoch);
@@ -326,7 +326,7 @@ impl Worker {
                     self.recovery.is_on = true;
                     self.recovery.is_due = true;
                     if !self.poll()? {
-                        self.nap(&mut silence, Awaited::Room(0))?;
+                        self.backoff(&mut silence, Awaited::Room(0))?;
                     }
                 }
                 asked => return asked,
@@ -385,7 +385,7 @@ impl Worker {
     /// # Errors
     /// [`Error::NodeLost`] if there is none any more.
     pub(super) fn first(&self) -> Result<usize> {
-        let first = self.recovery.view.numberer();
+        let first = self.recovery.view.catalogue_owner();
         if !self.recovery.is_gone(first) && first < self.servers.len() {
             return Ok(first);
         }

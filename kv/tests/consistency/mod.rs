@@ -473,8 +473,8 @@ type Schedule = fn(u64);
 const MANY: u64 = 10_000;
 
 /// All models under very many schedules, on every kind of network, with cuts:
-/// `cargo test -p caravan-kv --test kv consistency:: -- --ignored` runs this and the next one, and takes
-/// about two hours on a busy machine.
+/// `cargo test -p caravan-kv --test kv consistency:: -- --ignored` runs this and the next one, and
+/// takes about two hours on a busy machine.
 #[test]
 #[ignore = "an hour"]
 fn many_schedules_of_each_model() {

@@ -96,11 +96,14 @@ fn call(controller: &mut dyn Controller, parked: &mut Parked<Request>, call: &Ca
         Call::Admit(request) => drop(controller.admit(&request.access())),
         Call::Arrive(request) => {
             if controller.announce(&request.access()).is_ok()
-                && let Verdict::Park(blocker) = controller.admit(&request.access())
+                && let Verdict::Park(wait_reason) = controller.admit(&request.access())
             {
-                assert!(controller.is_blocked(&blocker), "{request:?} waits for {blocker:?}");
+                assert!(
+                    controller.is_blocked(&wait_reason),
+                    "{request:?} waits for {wait_reason:?}"
+                );
                 let order = controller.order(&request.access());
-                parked.park(order, blocker, request.clone());
+                parked.park(order, wait_reason, request.clone());
             }
         }
     }

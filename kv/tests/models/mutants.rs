@@ -8,7 +8,7 @@ use std::hash::Hash;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use caravan_kv::consistency::{
-    Access, Blocker, Controller, DataCentric, Members, Parked, Refusal, Verdict,
+    Access, Controller, DataCentric, Members, Parked, Refusal, Verdict, WaitReason,
 };
 
 use super::program::{Form, Formula, Op, Program, Shape, admitted, allowed, join_all};
@@ -74,12 +74,12 @@ impl Protocol {
         let Protocol { fault, delay, ref mut chunks, .. } = *self;
         let chunk = &mut chunks[keys[0] as usize];
         let wanted = (clock - 1).saturating_sub(delay);
-        let blocker = Blocker::Written { chunk: keys[0], version: wanted };
+        let wait_reason = WaitReason::Written { chunk: keys[0], version: wanted };
         if chunk.iteration < wanted {
             if fault == Fault::BitSetAtArrival {
                 chunk.bits.insert(worker, true);
             }
-            return Verdict::Park(blocker);
+            return Verdict::Park(wait_reason);
         }
         if delay == 0 && chunk.iteration > wanted && fault != Fault::LaterVersionForRetriedRead {
             return Verdict::Previous;
@@ -100,7 +100,7 @@ impl Protocol {
             };
         }
         if !self.members.is_complete() {
-            return Verdict::Park(Blocker::Joins);
+            return Verdict::Park(WaitReason::Joins);
         }
         let omits_own = self.fault == Fault::OwnReadOmitted;
         let readers: Vec<u32> = self.members.workers().collect();
@@ -112,7 +112,7 @@ impl Protocol {
             _ => readers.all(|reader| self.last_read(chunk, reader) >= needed),
         };
         if !is_read {
-            return Verdict::Park(Blocker::Read { chunk: keys[0], version: needed });
+            return Verdict::Park(WaitReason::Read { chunk: keys[0], version: needed });
         }
         let chunk = &mut self.chunks[keys[0] as usize];
         chunk.iteration = clock;
@@ -190,7 +190,9 @@ fn arrive_at_random<C: Controller>(seed: u64, controller: C, delay: u64) {
         let op = next[draws.below(next.len())];
         arrived.execute(&op);
         match controller.admit(&op.access()) {
-            Verdict::Park(blocker) => parked.park(controller.order(&op.access()), blocker, op),
+            Verdict::Park(wait_reason) => {
+                parked.park(controller.order(&op.access()), wait_reason, op)
+            }
             Verdict::Admit => {
                 executed(&mut program, &op, delay, seed);
                 if controller.releases() {

@@ -203,7 +203,7 @@ fn keeping_histories<C: Controller + Clone + Hash>(
         if let Some(write) = write {
             let order = state.controller.order(&write.access());
             match state.controller.admit(&write.access()) {
-                Verdict::Park(blocker) => state.parked.park(order, blocker, write),
+                Verdict::Park(wait_reason) => state.parked.park(order, wait_reason, write),
                 verdict => panic!("{write:?} arrives before others finish: {verdict:?}"),
             }
             state.controller.advance(write.worker as u32, write.clock + 1, 0);

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use caravan_kv::consistency::{
-    Access, Blocker, Controller, MapRecorder, RingRecorder, SparseSsp, Ssp, Verdict,
+    Access, Controller, MapRecorder, RingRecorder, SparseSsp, Ssp, Verdict, WaitReason,
 };
 use proptest::prelude::*;
 
@@ -120,8 +120,12 @@ fn run(staleness: u64, speculation: u64, ahead: u64, steps: &[Step]) -> Result<u
         prop_assert_eq!(verdict, ring.admit(&read), "both recorders say the same");
         let admits = oracle.admits(worker, clock, &wanted);
         prop_assert_eq!(verdict == Verdict::Admit, admits, "{:?}: {:?}", read, verdict);
-        if let Verdict::Park(blocker) = verdict {
-            prop_assert!(map.is_blocked(&blocker) && ring.is_blocked(&blocker), "{:?}", blocker);
+        if let Verdict::Park(wait_reason) = verdict {
+            prop_assert!(
+                map.is_blocked(&wait_reason) && ring.is_blocked(&wait_reason),
+                "{:?}",
+                wait_reason
+            );
         }
         if speculation == 0 || ahead == 0 {
             let same = ssp.admit(&read) == Verdict::Admit;
@@ -194,7 +198,10 @@ fn two(own: &[u64], other: &[u64]) -> (Mapped, Verdict) {
         sparse.advance(worker, 1, 3);
     }
     assert_eq!(sparse.admit(&read(0, 1, own)), Verdict::Admit);
-    assert_eq!(sparse.admit(&read(0, 2, own)), Verdict::Park(Blocker::Own { worker: 0, clock: 2 }));
+    assert_eq!(
+        sparse.admit(&read(0, 2, own)),
+        Verdict::Park(WaitReason::Own { worker: 0, clock: 2 })
+    );
     sparse.advance(0, 2, 3);
     let verdict = sparse.admit(&read(0, 2, own));
     (sparse, verdict)
@@ -204,11 +211,11 @@ fn two(own: &[u64], other: &[u64]) -> (Mapped, Verdict) {
 fn disjoint_keys_go_on_and_shared_ones_wait_for_the_slower_worker() {
     assert_eq!(two(&[1, 5], &[2, 6]).1, Verdict::Admit);
     let (mut sparse, verdict) = two(&[1, 5], &[2, 5]);
-    let blocker = Blocker::Key { version: 1, key: 5 };
-    assert_eq!(verdict, Verdict::Park(blocker));
-    assert!(sparse.is_blocked(&blocker));
+    let wait_reason = WaitReason::Key { version: 1, key: 5 };
+    assert_eq!(verdict, Verdict::Park(wait_reason));
+    assert!(sparse.is_blocked(&wait_reason));
     sparse.advance(1, 2, 3);
-    assert!(!sparse.is_blocked(&blocker));
+    assert!(!sparse.is_blocked(&wait_reason));
     assert_eq!(sparse.admit(&read(0, 2, &[1, 5])), Verdict::Admit);
 }
 
@@ -217,7 +224,7 @@ fn a_reader_too_far_ahead_waits_for_the_slowest_whatever_its_keys() {
     let (mut sparse, _) = two(&[1], &[2]);
     sparse.announce(&read(0, 3, &[1])).unwrap();
     sparse.advance(0, 3, 4);
-    assert_eq!(sparse.admit(&read(0, 3, &[1])), Verdict::Park(Blocker::Slowest(2)));
+    assert_eq!(sparse.admit(&read(0, 3, &[1])), Verdict::Park(WaitReason::Slowest(2)));
     sparse.advance(1, 2, 3);
     assert_eq!(sparse.admit(&read(0, 3, &[1])), Verdict::Admit);
 }
@@ -225,7 +232,7 @@ fn a_reader_too_far_ahead_waits_for_the_slowest_whatever_its_keys() {
 #[test]
 fn a_worker_that_leaves_takes_its_announcements_with_it() {
     let (mut sparse, verdict) = two(&[5], &[5]);
-    assert_eq!(verdict, Verdict::Park(Blocker::Key { version: 1, key: 5 }));
+    assert_eq!(verdict, Verdict::Park(WaitReason::Key { version: 1, key: 5 }));
     sparse.leave(1);
     assert_eq!(sparse.admit(&read(0, 2, &[5])), Verdict::Admit);
     sparse.leave(0);

@@ -11,7 +11,7 @@ use crate::harness::{
     SOON, Test, config, ends_within, launch, lives, pid_of, pids, signal, tests, this_program,
 };
 use crate::vans::vans;
-use caravan_kv::node::{Scheduler, run_worker};
+use caravan_kv::node::{SchedulerClient, run_worker};
 use caravan_kv::{
     App, Apps, Cluster, Error, Handles, JobRole, Launch, SecretSource, TableSpec, Target,
     ValueType, Van, WorkerNode,
@@ -190,7 +190,7 @@ pub(crate) fn drive() {
 fn missing_nodes_are_named() {
     let mut config = config(2, 2);
     config.node.join_timeout = Duration::from_secs(1);
-    let mut scheduler = Scheduler::bind(&config).unwrap();
+    let mut scheduler = SchedulerClient::bind(&config).unwrap();
     config.node.scheduler = scheduler.address().to_owned();
     config.node.join_timeout = Duration::from_secs(30);
     let mut server = Command::new(this_program());
@@ -224,7 +224,7 @@ fn a_driver_that_computes_keeps_nobody_waiting() {
     let mut config = config(1, 1);
     config.node.heartbeat = Duration::from_millis(100);
     config.node.van = Van::Tcp;
-    let mut scheduler = Scheduler::bind(&config).unwrap();
+    let mut scheduler = SchedulerClient::bind(&config).unwrap();
     config.node.scheduler = scheduler.address().to_owned();
     let start = |role: &str| {
         let mut node = Command::new(this_program());
@@ -352,7 +352,7 @@ fn only_server_threads_and_the_scheduler_listen() {
 }
 
 /// Serves a scheduler until `node` returns, and returns its result.
-fn beside<T: Send>(scheduler: &mut Scheduler, node: impl FnOnce() -> T + Send) -> T {
+fn beside<T: Send>(scheduler: &mut SchedulerClient, node: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| {
         let node = scope.spawn(node);
         while !node.is_finished() {
@@ -366,7 +366,7 @@ fn beside<T: Send>(scheduler: &mut Scheduler, node: impl FnOnce() -> T + Send) -
 fn strangers_and_surplus_nodes_are_refused_and_told_why() {
     let mut config = config(1, 1);
     config.node.job = 0xbeef;
-    let mut scheduler = Scheduler::bind(&config).unwrap();
+    let mut scheduler = SchedulerClient::bind(&config).unwrap();
     config.node.scheduler = scheduler.address().to_owned();
     config.node.join_timeout = Duration::from_secs(1);
     let mut stranger = config.node.clone();

@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::harness::{SOON, Test, ends_within, tests, this_program};
-use caravan_kv::node::Scheduler;
+use caravan_kv::node::SchedulerClient;
 use caravan_kv::{App, Apps, ClusterConfig, TableSpec, Target, ValueType, WorkerNode};
 use caravan_van::{KeyRange, Secret};
 use serde_json::{Value, json};
@@ -178,7 +178,7 @@ fn train_while(
 /// The driver of one training.
 pub(crate) fn drive() {
     let config = ClusterConfig::from_env().unwrap();
-    let mut scheduler = Scheduler::bind(&config).unwrap();
+    let mut scheduler = SchedulerClient::bind(&config).unwrap();
     scheduler.gather(|| Ok(())).unwrap();
     let pause = std::env::var("CARAVAN_TEST_PAUSE_MS").unwrap().parse::<u64>().unwrap();
     let task = scheduler.submit(Target::Workers, "train", &json!(pause)).unwrap();

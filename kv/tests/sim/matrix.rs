@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use caravan_kv::checkpoint::Checkpoints;
 use caravan_kv::consistency::Model;
-use caravan_kv::turnover::Turnover;
+use caravan_kv::eviction::EvictionRule;
 use caravan_kv::{Error, Placement, Result, Table, TableSpec, ValueType};
 use caravan_van::KeyRange;
 use caravan_van::sim::{Network, for_each_seed};
@@ -103,7 +103,9 @@ fn spec(features: &[Feature]) -> TableSpec {
         Copies => spec.replicas(1),
         Feature::Model(model) => spec.consistency(model, WORKERS as u32),
         Filters => spec.filters("key-cache,snappy".parse().unwrap()),
-        Eviction => spec.turnover(Turnover { bytes_max: Some(1 << 20), ..Turnover::default() }),
+        Eviction => {
+            spec.eviction(EvictionRule { bytes_max: Some(1 << 20), ..EvictionRule::default() })
+        }
         Aggregation | Move | Checkpoint => spec,
     })
 }

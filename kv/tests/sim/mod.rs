@@ -188,13 +188,13 @@ impl Hand<'_> {
         self.worker.wait(pulled).unwrap().values::<V>().to_vec()
     }
 
-    /// Has this worker hear of losses from another oracle from now on.
+    /// Makes this worker hear of losses from another oracle from now on.
     fn hear(&mut self, oracle: &Oracle) {
         let heard = oracle.clone();
         self.worker.watch_servers(move || Ok(heard.lost()), Duration::from_micros(300));
     }
 
-    /// Enters that this worker has pushed everything, and waits until all have.
+    /// Records that this worker has pushed everything, and waits until all have.
     fn end(&mut self) {
         self.oracle.end();
         while !self.oracle.is_over(self.workers) {

@@ -65,7 +65,7 @@ impl Oracle {
         self.0.lock().unwrap()
     }
 
-    /// Enters what a server has after an event, and checks its logs if they are others.
+    /// Records what a server has after an event, and checks its logs if they are others.
     pub(crate) fn enter(&self, server: u64, thread: &ServerThread) {
         let mut seen = self.seen();
         let of = seen.servers.entry(server).or_default();
@@ -88,7 +88,7 @@ impl Oracle {
         seen.check_logs(server);
     }
 
-    /// Enters the counters of a server that stops.
+    /// Records the counters of a server that stops.
     pub(crate) fn leave(&self, thread: &ServerThread) {
         let mut seen = self.seen();
         seen.chains += thread.chains();
@@ -110,12 +110,12 @@ impl Oracle {
         }
     }
 
-    /// Has a table's copies not be held against each other in their order.
+    /// Makes a table's copies not be held against each other in their order.
     pub(crate) fn leave_unordered(&self, table: u32) {
         self.seen().unordered.insert(table);
     }
 
-    /// Has a worker hear who is lost.
+    /// Makes a worker hear who is lost.
     pub(crate) fn tell(&self, mut worker: Worker) -> Worker {
         let oracle = self.clone();
         worker.watch_servers(move || Ok(oracle.lost()), Duration::from_micros(300));
@@ -127,7 +127,7 @@ impl Oracle {
         self.seen().lost.iter().map(|it| *it as usize).collect()
     }
 
-    /// Has a server count as lost.
+    /// Makes a server count as lost.
     pub(crate) fn lose(&self, server: u64) {
         self.seen().lost.insert(server);
     }
@@ -139,7 +139,7 @@ impl Oracle {
         all.find(|server| !seen.lost.contains(server)).expect("one of them lives")
     }
 
-    /// Enters that a worker has the tables.
+    /// Records that a worker has the tables.
     pub(crate) fn begin(&self) {
         self.seen().begun += 1;
     }
@@ -151,7 +151,7 @@ impl Oracle {
         }
     }
 
-    /// Enters that all faults have come.
+    /// Records that all faults have come.
     pub(crate) fn calm_down(&self) {
         self.seen().is_calm = true;
     }
@@ -160,7 +160,7 @@ impl Oracle {
         self.seen().is_calm
     }
 
-    /// Enters that a worker has pushed everything.
+    /// Records that a worker has pushed everything.
     pub(crate) fn end(&self) {
         self.seen().done += 1;
     }

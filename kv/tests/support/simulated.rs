@@ -46,7 +46,7 @@ pub(crate) fn endpoint_with(network: &Network, node: u32, role: u8, credits: u16
     Endpoint::new(Box::new(network.transport(&config)), node, credits)
 }
 
-/// Has a server join, and waits until a client has heard of its thread.
+/// Makes a server join, and waits until a client has heard of its thread.
 pub(crate) fn join(network: &Network, node: &NodeConfig, client: &mut Worker) -> Node<Ended> {
     let known = client.server_addresses().count();
     let node = node.clone();

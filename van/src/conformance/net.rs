@@ -12,7 +12,7 @@ use crate::{Buffer, Error, Event, FRAME_PREFIX, Limits, PeerId, Shared, Transpor
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// How long a node sleeps when there was nothing to do at any.
-const NAP: Duration = Duration::from_micros(100);
+const BACKOFF: Duration = Duration::from_micros(100);
 
 /// What memory holds that nobody has written.
 pub(super) const UNTOUCHED: u8 = 0xee;
@@ -51,7 +51,7 @@ pub struct Net<T> {
     pub vans: Vec<Option<T>>,
     events: Vec<VecDeque<Event>>,
     polled: Vec<Event>,
-    naps: usize,
+    backoffs: usize,
     /// The two ends of each connection that was made: a node, and what it calls the other one.
     links: Vec<[(usize, PeerId); 2]>,
 }
@@ -65,7 +65,7 @@ impl<T: Transport> Net<T> {
     /// The same with other settings.
     pub fn with(make: &impl Fn(VanConfig) -> T, count: usize, config: VanConfig) -> Self {
         let (events, polled, links) = Default::default();
-        let mut net = Net { vans: Vec::new(), events, polled, naps: 0, links };
+        let mut net = Net { vans: Vec::new(), events, polled, backoffs: 0, links };
         for index in 0..count {
             net.add(make(VanConfig { cluster: 7, node: 100 + index as u32, ..config.clone() }));
         }
@@ -92,9 +92,9 @@ impl<T: Transport> Net<T> {
         lane.map_or(van.about().limits, |peer| van.about_of(peer).limits)
     }
 
-    /// Lets every node poll once, and one of them, each in its turn, take a nap if nothing happened
-    /// anywhere. On a busy machine a nap may last a hundred times longer, and strangers are given
-    /// seconds.
+    /// Lets every node poll once, and one of them, each in its turn, take a backoff if nothing
+    /// happened anywhere. On a busy machine a backoff may last a hundred times longer, and
+    /// strangers are given seconds.
     pub fn turn(&mut self) {
         let mut idle = true;
         for (van, events) in self.vans.iter_mut().zip(&mut self.events) {
@@ -105,9 +105,9 @@ impl<T: Transport> Net<T> {
         }
         if idle {
             let living = self.vans.iter().flatten().count().max(1);
-            self.naps += 1;
-            let van = self.vans.iter_mut().flatten().nth(self.naps % living);
-            van.into_iter().for_each(|van| van.wait(NAP).expect("the van itself works"));
+            self.backoffs += 1;
+            let van = self.vans.iter_mut().flatten().nth(self.backoffs % living);
+            van.into_iter().for_each(|van| van.wait(BACKOFF).expect("the van itself works"));
         }
     }
 

@@ -3,8 +3,8 @@
 //!
 //! Path: the way back, transport > codec > **endpoint** > server or worker.
 
-use super::lane::lane;
-use super::{Arrival, Endpoint, Lanes};
+use super::connection::lane;
+use super::{Arrival, Connections, Endpoint};
 use crate::config::VanConfig;
 use crate::error::{Error, Result};
 use crate::memory::Buffer;
@@ -70,7 +70,7 @@ impl Inbox {
     /// Opens the next frame if it is one image with the last one's layout, as most frames are.
     /// Returns whether it did. The last frame must be read to its end.
     #[inline(always)]
-    fn open_repeated(&mut self, lanes: &Lanes) -> bool {
+    fn open_repeated(&mut self, lanes: &Connections) -> bool {
         let Some(Event::Received { peer, frame }) = self.events.last_mut() else { return false };
         if !self.images.repeats_layout(frame, lanes.checks_bytes(*peer)) {
             return false;

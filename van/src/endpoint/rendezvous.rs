@@ -11,8 +11,8 @@
 //!
 //! Path: worker > slicer > filter > message > codec > **endpoint** > transport.
 
-use super::Lanes;
-use super::lane::lane;
+use super::Connections;
+use super::connection::lane;
 use crate::error::{Error, Result};
 use crate::memory::{Buffer, Shared};
 use crate::message::{Draft, Message, Outgoing, Values};
@@ -28,7 +28,7 @@ const VALUES_FIRST: u64 = 0;
 /// Longest message and its offset in a landing: the most memory that a peer may ask for, in bytes.
 const MESSAGE_BYTES_MAX: u64 = WRITE_BYTES_MAX as u64 + WRITE_AT_END;
 
-impl Lanes {
+impl Connections {
     /// Returns all landings that the peer granted, none of which is long enough, and asks for one
     /// of `bytes` unless that is 0. A peer may wait for the use of a held landing before it grants
     /// another, so none is kept.

@@ -2,8 +2,8 @@
 //!
 //! Path: worker > slicer > filter > message > codec > **endpoint** > transport.
 
-use super::Lanes;
-use super::lane::{Item, Lane, Rules, lane};
+use super::Connections;
+use super::connection::{Connection, Item, Rules, lane};
 use super::packing::Packer;
 use crate::error::{Error, Result};
 use crate::memory::{Buffer, Pool, Shared};
@@ -12,7 +12,7 @@ use crate::metrics::Counters;
 use crate::transport::{FRAME_PREFIX, Frame, PeerId, Transport, check_write};
 use crate::wire::{Coding, Kind, Offer, TRAILER, encode};
 
-impl Lanes {
+impl Connections {
     /// Encodes and posts a message. If it cannot be encoded, the endpoint is unchanged.
     ///
     /// # Errors
@@ -153,7 +153,7 @@ impl Lanes {
     /// Posts the lane's open frame, if any. If that fails, the lane is closed, because its messages
     /// were accepted before.
     fn close_frame(&mut self, peer: PeerId) -> Result<()> {
-        let Lane { packer, rules, .. } = lane(&mut self.lanes, peer)?;
+        let Connection { packer, rules, .. } = lane(&mut self.lanes, peer)?;
         let posted = post_frame(packer, rules, &mut self.counted, &mut *self.transport, peer);
         if let Err(error) = &posted {
             self.not_sent(peer, error);
@@ -174,7 +174,7 @@ impl Lanes {
         while let Some(peer) = self.open.pop() {
             let Some(Some(lane)) = self.lanes.get_mut(peer.0 as usize) else { continue };
             lane.is_listed = false;
-            let Lane { packer, rules, .. } = lane;
+            let Connection { packer, rules, .. } = lane;
             let counted = &mut self.counted;
             let posted = post_frame(packer, rules, counted, &mut *self.transport, peer);
             if let Err(error) = posted {

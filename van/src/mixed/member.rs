@@ -78,7 +78,7 @@ impl Member {
         self.peers[index] = Some(place);
     }
 
-    /// Has the van forget a peer.
+    /// Makes the van forget a peer.
     pub(super) fn forget(&mut self, inner: PeerId) {
         if let Some(place) = self.peers.get_mut(inner.0 as usize)
             && place.take().is_some()
@@ -91,7 +91,7 @@ impl Member {
     /// Whether it is to be looked at in this turn.
     ///
     /// # Errors
-    /// As [`Sleeper::get_up`].
+    /// As [`Sleeper::unpark`].
     #[inline]
     pub(super) fn is_due(&mut self) -> Result<bool> {
         if self.lanes > 0 {
@@ -108,7 +108,7 @@ impl Member {
         }
         self.turns_left = IDLE_TURNS;
         if !self.is_broken {
-            self.van.get_up()?; // its next poll misses no caller
+            self.van.unpark()?; // its next poll misses no caller
         }
         Ok(!self.is_broken)
     }

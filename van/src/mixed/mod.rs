@@ -12,7 +12,7 @@
 //!
 //! Members number peers each in its own way, so this transport numbers them anew. The memory is the
 //! first member's: others register it, copy from it or copy into it. A thread that sleeps has all
-//! members lie down and waits for any of their descriptors ([`Sleeper`]).
+//! members park and waits for any of their descriptors ([`Sleeper`]).
 //!
 //! The limits that count for a lane are those of the van that carries it
 //! ([`Transport::about_of`]): whether messages have checksums, say, on which both ends agree. Until
@@ -48,7 +48,7 @@ pub struct Mixed {
     members: Vec<Member>,
     about: About,
     /// By peer number; `None` once the peer is forgotten.
-    lanes: Vec<Option<Lane>>,
+    lanes: Vec<Option<Connection>>,
     numbers: Numbers,
     /// The last number that a lane got for the sake of its stripes.
     lane_number: u32,
@@ -68,7 +68,7 @@ pub struct Mixed {
 }
 
 /// The lane to a peer.
-struct Lane {
+struct Connection {
     member: usize,
     /// Its number there.
     peer: PeerId,
@@ -77,7 +77,7 @@ struct Lane {
     stripes: Option<Box<Stripes>>,
 }
 
-impl Lane {
+impl Connection {
     /// Notes that it is lost; returns the former stage. Nothing more comes of it.
     fn lose(&mut self) -> Stage {
         if let Some(stripes) = &mut self.stripes {
@@ -150,7 +150,7 @@ impl Mixed {
         })
     }
 
-    /// The same as if it were on the host of this name.
+    /// Pretends to run on the host of this name.
     #[cfg(any(test, feature = "conformance"))]
     #[must_use]
     pub fn on_host(mut self, host: &str) -> Mixed {
@@ -180,8 +180,8 @@ impl Mixed {
         van.offer(inner, into).map_err(|error| error.of(peer))
     }
 
-    /// Enters that a peer has a lane over a member.
-    fn enter_lane(&mut self, peer: PeerId, lane: Lane) {
+    /// Records that a peer has a lane over a member.
+    fn enter_lane(&mut self, peer: PeerId, lane: Connection) {
         self.members[lane.member].enter(lane.peer, Place { peer, stripe: Stripe::Whole });
         let index = peer.0 as usize;
         if self.lanes.len() <= index {
@@ -216,7 +216,7 @@ impl Mixed {
                 Ok(inner) => {
                     let (address, others) = (address.to_owned(), ways.collect());
                     let stage = Stage::Dialling(Dialled { address, part: at, others });
-                    self.enter_lane(peer, Lane { member, peer: inner, stage, stripes: None });
+                    self.enter_lane(peer, Connection { member, peer: inner, stage, stripes: None });
                     return Ok(());
                 }
                 Err(error) => {
@@ -242,7 +242,7 @@ impl Mixed {
         let mut polled = std::mem::take(&mut self.polled);
         let outcome = self.members[at].van.poll(&mut polled);
         for event in polled.drain(..) {
-            self.take_in(at, event);
+            self.ingest(at, event);
         }
         self.polled = polled;
         outcome.or_else(|error| self.break_down(at, error))
@@ -250,7 +250,7 @@ impl Mixed {
 
     /// Gives an event of a member this transport's number.
     #[inline]
-    fn take_in(&mut self, at: usize, event: Event) {
+    fn ingest(&mut self, at: usize, event: Event) {
         match event {
             Event::Connected { peer, hello } => return self.connected(at, peer, hello),
             Event::Lost { peer, error } => return self.lost(at, peer, error),
@@ -274,7 +274,7 @@ impl Mixed {
             (None, None) => {
                 let peer = PeerId(self.numbers.free());
                 let (stage, stripes) = (Stage::Up, None);
-                self.enter_lane(peer, Lane { member: at, peer: inner, stage, stripes });
+                self.enter_lane(peer, Connection { member: at, peer: inner, stage, stripes });
                 peer
             }
         };
@@ -446,7 +446,7 @@ impl Progress for Mixed {
             }
             down += 1;
             if !member.is_broken {
-                left = member.van.lie_down(left)?;
+                left = member.van.park(left)?;
             }
         }
         if !left.is_zero() {
@@ -456,7 +456,7 @@ impl Progress for Mixed {
                 .map_err(|source| Error::Os { call: "sleeping on several vans", source })?;
         }
         for member in self.members.iter_mut().take(down).filter(|member| !member.is_broken) {
-            member.van.get_up()?;
+            member.van.unpark()?;
             member.turns_left = 0; // it may have been called
         }
         Ok(())
@@ -470,7 +470,9 @@ impl Transport for Mixed {
 
     fn about_of(&self, peer: PeerId) -> &About {
         match self.lanes.get(peer.0 as usize) {
-            Some(Some(Lane { stage: Stage::Dialling(..), .. })) | Some(None) | None => &self.about,
+            Some(Some(Connection { stage: Stage::Dialling(..), .. })) | Some(None) | None => {
+                &self.about
+            }
             Some(Some(lane)) => self.members[lane.member].van.about(),
         }
     }

@@ -62,7 +62,7 @@ pub(super) struct Stripes {
     ways: Option<Vec<Way>>,
     /// The peer's node and incarnation.
     who: (u32, u64),
-    beside: [Option<Lane>; Beside::STRIPES],
+    beside: [Option<Connection>; Beside::STRIPES],
     /// When to end the lane because one of them has ended, and why.
     ends: Option<(Instant, String)>,
     /// Which of them are up at the other end.
@@ -80,7 +80,7 @@ pub(super) struct Stripes {
 
 /// A lane beside another one.
 #[derive(Debug)]
-struct Lane {
+struct Connection {
     member: usize,
     /// The peer's number there.
     peer: PeerId,
@@ -146,7 +146,7 @@ impl Stripes {
     }
 
     /// The lanes beside this one that are up at both ends, by stripe.
-    fn usable(&self) -> impl Iterator<Item = (usize, &Lane)> {
+    fn usable(&self) -> impl Iterator<Item = (usize, &Connection)> {
         let lanes = self.beside.iter().zip(self.is_up_there).zip(1..);
         lanes.filter_map(|((lane, is_up_there), stripe)| {
             let lane = lane.as_ref().filter(|lane| lane.is_up && is_up_there)?;
@@ -237,7 +237,7 @@ impl Mixed {
         is_up: bool,
     ) {
         let Some(stripes) = self.stripes_of(peer) else { return };
-        let lane = Lane { member, peer: inner, is_up };
+        let lane = Connection { member, peer: inner, is_up };
         stripes.beside[stripe - 1] = Some(lane);
         self.members[member].enter(inner, Place { peer, stripe: Stripe::Beside(stripe) });
     }
@@ -262,7 +262,7 @@ impl Mixed {
         self.stripe_up(peer, stripe);
     }
 
-    /// Enters that a lane beside another one is up at this end, and tells the peer.
+    /// Records that a lane beside another one is up at this end, and tells the peer.
     #[cold]
     pub(super) fn stripe_up(&mut self, peer: PeerId, stripe: usize) {
         let Some(stripes) = self.stripes_of(peer) else { return };

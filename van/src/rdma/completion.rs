@@ -2,8 +2,8 @@
 //!
 //! Path: worker > slicer > filter > message > codec > endpoint > **transport**.
 
+use super::control_words::{Credits, Last, Notice};
 use super::verbs::{AsyncKind, Completion, Outcome, ReceiveQueue, Status, TakenBack, Through};
-use super::words::{Credits, Last, Notice};
 use super::{POLL_MAX, Queues, Rdma, SILENCE};
 use crate::error::{Error, Result};
 use crate::handshake::Reason;
@@ -123,7 +123,7 @@ impl Rdma {
         };
         lane.hears();
         lane.receives.credit(credits.count)?;
-        let flush = lane.rouse();
+        let flush = lane.wake();
         let replace = lane.receives.use_one(replaced);
         if len > limit {
             let reason = format!("it sent a message of {len} bytes, over the limit of {limit}");
@@ -220,7 +220,7 @@ impl Rdma {
     fn sent(&mut self, id: u32, through: Through) {
         if let Some(lane) = self.peers.lane(id) {
             lane.retire(through);
-            if lane.rouse() {
+            if lane.wake() {
                 self.peers.eager.push(id);
             }
         }

@@ -9,11 +9,13 @@ use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
-use super::ends::End;
+use super::endpoints::End;
 use super::listen::{DIRECT, OR, RESOLVE_TIMEOUT, no_address};
-use super::queue_pair::{INLINE_BYTES, Lane, RECEIVES, RECEIVES_FIRST, SENDS, SENDS_OF_MANY};
+use super::queue_pair::{
+    INLINE_BYTES, QueuePairState, RECEIVES, RECEIVES_FIRST, SENDS, SENDS_OF_MANY,
+};
+use super::side_channels::SideChannelId;
 use super::verbs::{CmEvent, CmKind, Connection, QueuePair};
-use super::wires::WireId;
 use super::{Rdma, Reported};
 use crate::error::{Error, Result};
 use crate::handshake::{Answering, CALL_BYTES, Calling, Proved, Reason, deserves_answer, refusal};
@@ -53,7 +55,7 @@ pub(super) struct Peer {
     /// Whether its lane carries stripes of another one.
     pub(super) beside: Option<Beside>,
     /// The wire of a direct connection.
-    pub(super) wire: Option<WireId>,
+    pub(super) wire: Option<SideChannelId>,
     /// Both ends of it, for the reason of a loss.
     pub(super) ends: Option<Box<str>>,
 }
@@ -73,11 +75,11 @@ pub(super) enum Stage {
     /// The wire of a direct connection is being made.
     Dialling,
     /// This side has called; `None` while the answer is read.
-    Calling(Lane, Option<Asked>),
+    Calling(QueuePairState, Option<Asked>),
     /// The peer called and was answered; its first message is outstanding.
-    Answering(Lane, Option<Awaited>),
+    Answering(QueuePairState, Option<Awaited>),
     /// Both have proved themselves.
-    Up(Lane),
+    Up(QueuePairState),
 }
 
 /// What a side that called keeps until it is answered.
@@ -139,7 +141,7 @@ impl Rdma {
         ways: &mut Vec<Way>,
         beside: Option<Beside>,
         now: Instant,
-    ) -> io::Result<(Stage, Option<WireId>)> {
+    ) -> io::Result<(Stage, Option<SideChannelId>)> {
         let mut failed = no_address();
         while let Some(way) = ways.pop() {
             let begun = match way {
@@ -356,9 +358,9 @@ impl Rdma {
         &mut self,
         connection: Option<Connection>,
         now: Instant,
-    ) -> io::Result<Lane> {
+    ) -> io::Result<QueuePairState> {
         // Numbers of queue pairs are reused: no completion of an old one may be left.
-        self.bury().map_err(io::Error::other)?;
+        self.reap().map_err(io::Error::other)?;
         let (reported, sends) = self.make_room()?;
         let (domain, queues) = (&self.domain, &self.queues);
         let (completions, receives) = (&queues.completions[reported].queue, &queues.receives);
@@ -378,7 +380,7 @@ impl Rdma {
             self.queues.receives.supply(buffer).map_err(io::Error::other)?;
         }
         self.queues.receives.ring()?;
-        let lane = Lane::new(queue_pair, reported, now);
+        let lane = QueuePairState::new(queue_pair, reported, now);
         self.queues.wanted = wanted;
         let Reported { lanes, sends, .. } = &mut self.queues.completions[reported];
         (*lanes, *sends) = (*lanes + 1, *sends + lane.sends_max);
@@ -386,7 +388,7 @@ impl Rdma {
     }
 
     /// Stops a lane. It is dropped once its last completions are taken.
-    pub(super) fn stop(&mut self, lane: Lane) {
+    pub(super) fn stop(&mut self, lane: QueuePairState) {
         self.queues.wanted -= lane.receives.kept as usize;
         let Reported { lanes, sends, .. } = &mut self.queues.completions[lane.reported];
         (*lanes, *sends) = (*lanes - 1, *sends - lane.sends_max);
@@ -481,7 +483,7 @@ impl Peer {
 }
 
 /// The connection of a lane that the connection manager makes.
-fn managed(lane: &Lane) -> io::Result<&Connection> {
+fn managed(lane: &QueuePairState) -> io::Result<&Connection> {
     lane.queue_pair.connection().ok_or_else(no_address)
 }
 

@@ -1,8 +1,8 @@
-//! Set-up: connections without the connection manager. Over a [wire](super::wires) both ends prove
-//! themselves as everywhere, then each tells the other of its port and its queue pair, sealed, and
-//! brings its own up. The first message over the queue pair is sealed with the same keys, so that
-//! it is the peer of the wire that is at the other end. From there on nothing differs. Not on the
-//! path.
+//! Set-up: connections without the connection manager. Over a [wire](super::side channels) both
+//! ends prove themselves as everywhere, then each tells the other of its port and its queue pair,
+//! sealed, and brings its own up. The first message over the queue pair is sealed with the same
+//! keys, so that it is the peer of the wire that is at the other end. From there on nothing
+//! differs. Not on the path.
 //!
 //! ```text
 //! caller                                    called
@@ -17,10 +17,10 @@ use std::time::Instant;
 
 use super::Rdma;
 use super::connect::{Asked, Awaited, Peer, Stage};
-use super::ends::{Agreed, End, PACKET_NUMBERS, Port, Side, agree};
+use super::endpoints::{Agreed, End, PACKET_NUMBERS, Port, Side, agree};
 use super::listen::{Direct, no_address};
-use super::queue_pair::Lane;
-use super::wires::{CLOSED, Heard, WireId};
+use super::queue_pair::QueuePairState;
+use super::side_channels::{CLOSED, Heard, SideChannelId};
 use crate::error::{Error, Result};
 use crate::handshake::{Reason, TAG};
 use crate::wire::Beside;
@@ -38,31 +38,31 @@ impl Rdma {
         to: &str,
         beside: Option<Beside>,
         now: Instant,
-    ) -> io::Result<WireId> {
+    ) -> io::Result<SideChannelId> {
         let direct = self.nic.direct.as_mut().ok_or_else(no_address)?;
-        direct.wires.dial(to, beside, now)
+        direct.side_channels.dial(to, beside, now)
     }
 
     /// Notes for whose lane a wire stands.
-    pub(super) fn claim(&mut self, wire: Option<WireId>, id: u32) {
+    pub(super) fn claim(&mut self, wire: Option<SideChannelId>, id: u32) {
         if let (Some(direct), Some(wire)) = (&mut self.nic.direct, wire) {
-            direct.wires.claim(wire, id);
+            direct.side_channels.claim(wire, id);
         }
     }
 
     /// Closes the wire of a lane that ended.
-    pub(super) fn hang_up(&mut self, wire: Option<WireId>) {
+    pub(super) fn hang_up(&mut self, wire: Option<SideChannelId>) {
         if let (Some(direct), Some(wire)) = (&mut self.nic.direct, wire) {
-            direct.wires.close(wire);
+            direct.side_channels.close(wire);
         }
     }
 
-    /// Hears what has come over wires.
-    pub(super) fn look_after_wires(&mut self, now: Instant) -> Result<()> {
+    /// Hears what has come over side channels.
+    pub(super) fn look_after_side_channels(&mut self, now: Instant) -> Result<()> {
         let Some(direct) = &mut self.nic.direct else { return Ok(()) };
         let mut heard = Vec::new();
         let failed = |source| Error::Os { call: "looking after TCP connections", source };
-        direct.wires.look(now, &mut heard).map_err(failed)?;
+        direct.side_channels.look(now, &mut heard).map_err(failed)?;
         for (wire, peer, what) in heard {
             match peer {
                 Some(id) => self.hear_peer(id, wire, what, now)?,
@@ -72,7 +72,7 @@ impl Rdma {
         Ok(())
     }
 
-    fn hear_peer(&mut self, id: u32, wire: WireId, what: Heard, now: Instant) -> Result<()> {
+    fn hear_peer(&mut self, id: u32, wire: SideChannelId, what: Heard, now: Instant) -> Result<()> {
         let Some(peer) = self.peers.get(id).filter(|peer| peer.wire == Some(wire)) else {
             return Ok(()); // closed meanwhile
         };
@@ -101,7 +101,7 @@ impl Rdma {
     ///
     /// # Errors
     /// Why there is none.
-    fn propose(&mut self, id: u32, wire: WireId, now: Instant) -> Result<(), Reason> {
+    fn propose(&mut self, id: u32, wire: SideChannelId, now: Instant) -> Result<(), Reason> {
         let (lane, end) = self.started(now).map_err(|error| error.to_string())?;
         let Some(peer) = self.peers.take(id) else { return Ok(()) };
         let told = end.encode();
@@ -110,13 +110,13 @@ impl Rdma {
         self.say(wire, &told).map_err(|error| Reason::Other(error.to_string()))
     }
 
-    fn say(&mut self, wire: WireId, message: &[u8]) -> io::Result<()> {
+    fn say(&mut self, wire: SideChannelId, message: &[u8]) -> io::Result<()> {
         let direct = self.nic.direct.as_mut().ok_or_else(no_address)?;
-        direct.wires.say(wire, message)
+        direct.side_channels.say(wire, message)
     }
 
     /// A lane that is not connected, and its end.
-    fn started(&mut self, now: Instant) -> io::Result<(Lane, End)> {
+    fn started(&mut self, now: Instant) -> io::Result<(QueuePairState, End)> {
         let lane = self.lane_over(None, now)?;
         let port = self.nic.direct.as_ref().map(|direct| direct.port.clone());
         let random = getrandom::u32().map_err(io::Error::other);
@@ -138,7 +138,7 @@ impl Rdma {
     ///
     /// # Errors
     /// Why it cannot.
-    fn answered(&mut self, id: u32, wire: WireId, answer: &[u8]) -> Result<(), Reason> {
+    fn answered(&mut self, id: u32, wire: SideChannelId, answer: &[u8]) -> Result<(), Reason> {
         let theirs = match answer.split_first() {
             Some((&JOINED, end)) => End::decode(end)?,
             Some((&REFUSED, why)) => {
@@ -161,8 +161,8 @@ impl Rdma {
         lane.queue_pair.join(&path).map_err(|error| format!("{error}; {named}"))?;
         tracing::debug!(%address, gid = agreed.reason, mtu = path.mtu_bytes, "connected directly");
         *ends = Some(named.into());
-        let Some(Direct { wires, .. }) = &mut self.nic.direct else { return Ok(()) };
-        let mut proved = wires.finish(wire).ok_or("it has not proved itself")?;
+        let Some(Direct { side_channels, .. }) = &mut self.nic.direct else { return Ok(()) };
+        let mut proved = side_channels.finish(wire).ok_or("it has not proved itself")?;
         let (seals, _) = proved.ciphers.as_mut().ok_or("it has no keys")?;
         let mut first = [0; TAG];
         seals.seal(&[], &mut first);
@@ -170,9 +170,9 @@ impl Rdma {
         Ok(self.send_proof(id, &first)?)
     }
 
-    fn hear_stranger(&mut self, wire: WireId, what: Heard, now: Instant) {
+    fn hear_stranger(&mut self, wire: SideChannelId, what: Heard, now: Instant) {
         let address = match &self.nic.direct {
-            Some(direct) => direct.wires.address(wire).unwrap_or_default().to_owned(),
+            Some(direct) => direct.side_channels.address(wire).unwrap_or_default().to_owned(),
             None => return,
         };
         let reason = match what {
@@ -199,7 +199,7 @@ impl Rdma {
     /// Why not.
     fn asked(
         &mut self,
-        wire: WireId,
+        wire: SideChannelId,
         end: &[u8],
         address: &str,
         now: Instant,
@@ -219,7 +219,7 @@ impl Rdma {
         }
         tracing::debug!(%address, gid = agreed.reason, mtu = path.mtu_bytes, "connected directly");
         let Some(direct) = &mut self.nic.direct else { return Ok(()) };
-        let awaited = direct.wires.finish(wire).map(Awaited::Seal);
+        let awaited = direct.side_channels.finish(wire).map(Awaited::Seal);
         let peer = Peer::who_called(address.to_owned(), Stage::Answering(lane, awaited), now);
         let peer = Peer { wire: Some(wire), ends: Some(named.into()), ..peer };
         let id = self.peers.enter(peer);

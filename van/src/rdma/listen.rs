@@ -11,9 +11,9 @@ use super::NAME;
 #[cfg(doc)]
 use super::Rdma;
 use super::devices::{DeviceInfo, PortInfo, devices, partitions};
-use super::ends::Port;
+use super::endpoints::Port;
+use super::side_channels::SideChannels;
 use super::verbs::{self, Channel, CmKind, Connection, Device};
-use super::wires::Wires;
 use crate::config::{RdmaConfig, RdmaConnect, VanConfig};
 use crate::error::{Error, Result};
 
@@ -47,7 +47,7 @@ pub(super) struct Manager {
 
 /// What direct connections need.
 pub(super) struct Direct {
-    pub(super) wires: Wires,
+    pub(super) side_channels: SideChannels,
     pub(super) port: Port,
 }
 
@@ -148,10 +148,11 @@ fn direct(config: &VanConfig, device: Device) -> Result<(Direct, Option<SocketAd
     // What is said over a wire is always sealed; the data is not.
     let sealed = VanConfig { encrypt: true, ..config.clone() };
     let credentials = super::credentials(&sealed, "rdma direct");
-    let (wires, bound) = Wires::new(Rc::new(credentials), config.accepts.then_some(&config.listen))
-        .map_err(|source| Error::Listen { address: config.listen.clone(), source })?;
+    let (side_channels, bound) =
+        SideChannels::new(Rc::new(credentials), config.accepts.then_some(&config.listen))
+            .map_err(|source| Error::Listen { address: config.listen.clone(), source })?;
     tracing::debug!(%port, "takes direct connections");
-    Ok((Direct { wires, port }, bound))
+    Ok((Direct { side_channels, port }, bound))
 }
 
 /// A connection bound to `address`; `None` if that is not the address of an RDMA device.

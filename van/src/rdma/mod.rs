@@ -28,7 +28,7 @@
 //! | `connect.rs` | connections through the connection manager |
 //! | `direct.rs` | connections without it, for ports that have no IP address |
 //! | `ends.rs` | what both ends of those tell each other, and whether it fits |
-//! | `wires.rs` | the TCP connections over which they do |
+//! | `side channels.rs` | the TCP connections over which they do |
 //! | `greeting.rs` | the proof that both sides belong here |
 //! | `peers.rs` | connections by number, queue pair and connection |
 //! | `queue_pair.rs` | one peer's lane: what waits, credits, batches |
@@ -42,18 +42,18 @@
 
 mod completion;
 mod connect;
+mod control_words;
 pub mod devices;
 mod direct;
-mod ends;
+mod endpoints;
 mod greeting;
 mod listen;
 mod peers;
 mod queue_pair;
 mod rails;
+mod side_channels;
 pub mod verbs;
 mod window;
-mod wires;
-mod words;
 
 use std::io;
 use std::rc::Rc;
@@ -266,7 +266,7 @@ impl Rdma {
 
     /// Drops closed lanes and what the device held for them. Their last completions are taken
     /// first: devices forget them with the queue pair, and with them the receive buffers they name.
-    fn bury(&mut self) -> Result<()> {
+    fn reap(&mut self) -> Result<()> {
         let closed = std::mem::take(&mut self.peers.closed);
         self.take_completions()?;
         drop(closed);
@@ -278,7 +278,7 @@ impl Rdma {
     fn look_around(&mut self, now: Instant) -> Result<()> {
         self.look_around_at = now + LOOK_AROUND;
         self.look_after_connections(now)?;
-        self.look_after_wires(now)?;
+        self.look_after_side_channels(now)?;
         self.look_after_device()?;
         for _ in 0..self.peers.end().min(LOOKED_AT) {
             self.look_at = (self.look_at + 1) % self.peers.end().max(1);
@@ -320,7 +320,7 @@ impl Progress for Rdma {
         self.flush();
         self.take_completions()?;
         if !self.peers.closed.is_empty() {
-            self.bury()?;
+            self.reap()?;
         }
         self.turns += 1;
         if self.turns >= TURNS || self.peers.handshaking > 0 {
@@ -369,12 +369,12 @@ impl Rdma {
         taken.map_err(os("reading the completion channel"))
     }
 
-    /// What wakes a thread that sleeps: completions, the connection manager, wires, and the device;
-    /// -1 for what there is not.
+    /// What wakes a thread that sleeps: completions, the connection manager, side channels, and the
+    /// device; -1 for what there is not.
     fn fds(&self) -> [i32; 4] {
         let Nic { device, manager, direct } = &self.nic;
         let manager = manager.as_ref().map_or(-1, |Manager { channel, .. }| channel.fd());
-        let direct = direct.as_ref().map_or(-1, |Direct { wires, .. }| wires.fd());
+        let direct = direct.as_ref().map_or(-1, |Direct { side_channels, .. }| side_channels.fd());
         [self.queues.completions[0].queue.fd(), manager, direct, device.async_fd()]
     }
 }
@@ -392,12 +392,12 @@ impl Sleeper for Rdma {
         Ok(self.fds().into_iter().filter(|&fd| fd >= 0).collect())
     }
 
-    fn lie_down(&mut self, limit: Duration) -> Result<Duration> {
+    fn park(&mut self, limit: Duration) -> Result<Duration> {
         let sleeps = self.arm()? && self.ready.is_empty();
         Ok(if sleeps { limit.min(SILENCE) } else { Duration::ZERO })
     }
 
-    fn get_up(&mut self) -> Result<()> {
+    fn unpark(&mut self) -> Result<()> {
         self.take_notices()?;
         self.look_around(Instant::now())
     }

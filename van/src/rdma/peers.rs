@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use super::connect::{Peer, Stage};
-use super::queue_pair::Lane;
+use super::queue_pair::QueuePairState;
 use super::verbs::ConnectionKey;
 use crate::numbers::Numbers;
 
@@ -14,7 +14,7 @@ pub(super) struct Peers {
     /// By [`PeerId`](crate::PeerId); `None` once gone.
     list: Vec<Option<Peer>>,
     /// Closed lanes whose last completions may still wait in the queue.
-    pub(super) closed: Vec<Lane>,
+    pub(super) closed: Vec<QueuePairState>,
     pub(super) numbers: Numbers,
     by_queue: HashMap<u32, u32>,
     /// The queue pair of the last look-up, and its peer.
@@ -51,14 +51,14 @@ impl Peers {
 
     /// The lane to `id`, if it is up.
     #[inline]
-    pub(super) fn lane(&mut self, id: u32) -> Option<&mut Lane> {
+    pub(super) fn lane(&mut self, id: u32) -> Option<&mut QueuePairState> {
         match self.list.get_mut(id as usize) {
             Some(Some(Peer { stage: Stage::Up(lane), .. })) => Some(lane),
             _ => None,
         }
     }
 
-    /// Enters a new connection; returns its number.
+    /// Records a new connection; returns its number.
     pub(super) fn enter(&mut self, peer: Peer) -> u32 {
         let id = if peer.called { self.numbers.unused() } else { self.numbers.free() };
         if self.list.len() <= id as usize {

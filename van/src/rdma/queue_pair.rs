@@ -6,8 +6,8 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use super::control_words::{CHUNK_BYTES, Credits, Notice, last};
 use super::verbs::{OpenWindow, QueuePair, Through, Window, Work};
-use super::words::{CHUNK_BYTES, Credits, Notice, last};
 use crate::error::{Error, Result};
 use crate::memory::{Buffer, Pool, Shared};
 use crate::metrics::Counters;
@@ -79,7 +79,7 @@ impl Unit {
 }
 
 /// The lane to one peer.
-pub(super) struct Lane {
+pub(super) struct QueuePairState {
     pub(super) queue_pair: QueuePair,
     /// Number of sends that it can hold.
     pub(super) sends_max: usize,
@@ -124,10 +124,10 @@ struct Hearing {
     probing: bool,
 }
 
-impl Lane {
-    /// A lane on which nothing can be sent before [`Lane::greet`].
-    pub(super) fn new(queue_pair: QueuePair, reported: usize, now: Instant) -> Lane {
-        Lane {
+impl QueuePairState {
+    /// A lane on which nothing can be sent before [`QueuePairState::greet`].
+    pub(super) fn new(queue_pair: QueuePair, reported: usize, now: Instant) -> QueuePairState {
+        QueuePairState {
             sends_max: queue_pair.room(),
             reported,
             queue_pair,
@@ -210,7 +210,7 @@ impl Lane {
     }
 
     /// Whether the transport must list this lane to flush, because something that waited may leave.
-    pub(super) fn rouse(&mut self) -> bool {
+    pub(super) fn wake(&mut self) -> bool {
         !self.queue.is_empty() && self.has_to_leave()
     }
 

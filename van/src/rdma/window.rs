@@ -17,9 +17,9 @@
 
 use std::rc::Rc;
 
-use super::queue_pair::Lane;
+use super::control_words::Notice;
+use super::queue_pair::QueuePairState;
 use super::verbs::{Domain, Exposed, Invalidated, OpenWindow, Window};
-use super::words::Notice;
 use crate::error::{Error, Result};
 use crate::memory::Buffer;
 use crate::transport::{PeerId, check_write};
@@ -90,7 +90,12 @@ impl Windows {
     }
 
     /// Lets `peer`, to which `lane` leads, write `into`.
-    pub(super) fn open(&mut self, peer: PeerId, lane: &mut Lane, into: Buffer) -> Result<Offer> {
+    pub(super) fn open(
+        &mut self,
+        peer: PeerId,
+        lane: &mut QueuePairState,
+        into: Buffer,
+    ) -> Result<Offer> {
         let index = match self.free.pop() {
             Some(index) => index,
             None if self.entries.len() < Notice::INDEX_END as usize => {
@@ -112,7 +117,7 @@ impl Windows {
         }
     }
 
-    fn bind(&mut self, lane: &mut Lane, into: Buffer) -> Result<Opening> {
+    fn bind(&mut self, lane: &mut QueuePairState, into: Buffer) -> Result<Opening> {
         // A window of no bytes cannot be bound.
         if self.can_bind && !into.is_empty() && lane.queue_pair.can_bind() {
             let window = self.idle.pop().map_or_else(|| Window::new(&self.domain), Ok);

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use zerocopy::FromBytes;
 
 use super::greeting::{LISTENER, NOT_YET};
-use super::loan::Limbo;
+use super::loan::Orphaned;
 use super::receive::Receiver;
 use super::ring::{CLOSED, LINES};
 use super::segment::{Foreign, Own};
@@ -155,7 +155,7 @@ pub(super) struct Sockets {
     /// Polls until the next look.
     pub(super) polls_left: u32,
     /// The loans of lanes that have ended, and their sockets.
-    pub(super) limbo: Vec<Limbo>,
+    pub(super) orphaned: Vec<Orphaned>,
 }
 
 /// Checks that processes can share memory here in the way of this van.
@@ -237,7 +237,7 @@ impl Shm {
             }
         }
         self.sockets.ready = ready;
-        self.sockets.limbo.retain_mut(|limbo| !limbo.has_ended());
+        self.sockets.orphaned.retain_mut(|orphaned| !orphaned.has_ended());
         if self.deadline().is_some() {
             self.look_after_greetings();
         }
@@ -303,7 +303,7 @@ impl Shm {
             // A process that can still read what is lent keeps the socket open.
             self.sockets.epoll.forget(&peer.link.socket);
             let (socket, lent) = (peer.link.socket.clone(), std::mem::take(&mut peer.sender.lent));
-            self.sockets.limbo.extend((!lent.is_empty()).then_some(Limbo { socket, lent }));
+            self.sockets.orphaned.extend((!lent.is_empty()).then_some(Orphaned { socket, lent }));
         }
         peer
     }

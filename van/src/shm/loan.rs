@@ -4,8 +4,8 @@
 //! first poll after the last view was dropped, and before any later frame: a peer that learns from
 //! a frame that values are done with has them back. A lane can end before that. The borrower's
 //! views then keep its end of the socket open. The lender keeps the loan until that end is closed,
-//! by the last view or by the kernel when the process ends: see [`Limbo`]. So nobody reads memory
-//! that is reused.
+//! by the last view or by the kernel when the process ends: see [`Orphaned`]. So nobody reads
+//! memory that is reused.
 //!
 //! A borrower that returns nothing costs its lender at most [`LOANS_MAX`] loans, in memory within
 //! the limit of the lender's pool. Lent values stay as they are: an owner that wants to store to
@@ -63,12 +63,12 @@ impl Drop for Lent {
 
 /// The loans of a lane that has ended, until nobody can read them any more.
 #[derive(Debug)]
-pub(super) struct Limbo {
+pub(super) struct Orphaned {
     pub(super) socket: Rc<Socket>,
     pub(super) lent: Lent,
 }
 
-impl Limbo {
+impl Orphaned {
     /// Ends the loans if the other end of the socket is closed; returns whether it is.
     pub(super) fn has_ended(&mut self) -> bool {
         let mut bytes = [0; 64];

@@ -188,7 +188,7 @@ impl Shm {
                 epoll,
                 ready: Vec::new(),
                 polls_left: 0,
-                limbo: Vec::new(),
+                orphaned: Vec::new(),
             },
             touched: false,
             posted: false,
@@ -405,11 +405,11 @@ impl Sleeper for Shm {
         Ok(vec![self.sockets.epoll.descriptor()])
     }
 
-    fn lie_down(&mut self, limit: Duration) -> Result<Duration> {
+    fn park(&mut self, limit: Duration) -> Result<Duration> {
         Ok(if self.fall_asleep()? { self.patience(limit) } else { Duration::ZERO })
     }
 
-    fn get_up(&mut self) -> Result<()> {
+    fn unpark(&mut self) -> Result<()> {
         self.awake();
         self.sockets.polls_left = 0; // the next turn looks at the sockets
         Ok(())

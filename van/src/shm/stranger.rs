@@ -103,7 +103,7 @@ const POLLS: usize = LINES as usize / 64 + 2;
 /// Bytes of the offer to the stranger.
 const OFFERED: usize = 4096;
 
-/// Has a peer put the lines of `script` into its ring, each with the position of its place in the
+/// Makes a peer put the lines of `script` into its ring, each with the position of its place in the
 /// stamp. A write with key 0 names the offer to the peer.
 ///
 /// # Panics

@@ -71,7 +71,7 @@ fn belongings() -> (usize, usize) {
     (files, maps.lines().filter(|line| line.contains("/memfd:")).count())
 }
 
-/// Has the test of this name run in a process of its own, where nobody else opens or closes
+/// Makes the test of this name run in a process of its own, where nobody else opens or closes
 /// anything; true there.
 fn is_alone(test: &str) -> bool {
     const ALONE: &str = "CARAVAN_TEST_ALONE";

@@ -47,7 +47,7 @@ pub(super) struct Core {
     flights: u64,
     ports: Vec<Port>,
     /// By port, the one that has taken over its address.
-    heirs: BTreeMap<u32, u32>,
+    successors: BTreeMap<u32, u32>,
     /// Numbers given out.
     numbers: u64,
     participants: Vec<Participant>,
@@ -108,7 +108,7 @@ impl World {
             under_way: BinaryHeap::new(),
             flights: 0,
             ports: Vec::new(),
-            heirs: BTreeMap::new(),
+            successors: BTreeMap::new(),
             numbers: 0,
             participants: Vec::new(),
             alarms: BTreeSet::new(),
@@ -268,8 +268,8 @@ impl Core {
         &self.participants[self.participants[self.running].machine].hands
     }
 
-    /// Has the clock of the node called `name` run `rate` times as fast from now on. False if there
-    /// is no such node.
+    /// Makes the clock of the node called `name` run `rate` times as fast from now on. False if
+    /// there is no such node.
     pub(super) fn skew(&mut self, name: &str, rate: f64) -> bool {
         let Some(id) = self.living(name) else { return false };
         let machine = self.participants[id].machine;

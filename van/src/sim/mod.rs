@@ -45,9 +45,9 @@
 #![forbid(unsafe_code)]
 
 mod clock;
+mod connection;
 mod faults;
 mod hosts;
-mod lane;
 mod packet;
 #[cfg(test)]
 mod tests;
@@ -264,7 +264,7 @@ impl Network {
         self.world.lock().cut(from, to, duration);
     }
 
-    /// Has the clock of a node run `rate` times as fast from now on.
+    /// Makes the clock of a node run `rate` times as fast from now on.
     ///
     /// # Panics
     /// If no node of that name runs.

@@ -11,7 +11,7 @@ use std::time::Duration;
 use zerocopy::little_endian::{U32, U64};
 
 use super::clock::{Activity, Core, WAIT_MIN, World};
-use super::lane::{Lane, LaneState, Posted};
+use super::connection::{Connection, ConnectionState, Posted};
 use super::packet::{End, Link, Load, Packet};
 use crate::config::VanConfig;
 use crate::error::{Error, Result};
@@ -44,7 +44,7 @@ pub struct SimTransport {
     about: About,
     /// Shown to peers in the clear: nothing can be read on the way, so that no proof is needed.
     credentials: Arc<Credentials>,
-    lanes: BTreeMap<PeerId, Lane>,
+    lanes: BTreeMap<PeerId, Connection>,
     offers: Offers,
     found: VecDeque<(PeerId, Found)>,
     refusals: Refusals,
@@ -142,9 +142,9 @@ impl SimTransport {
         let peer = PeerId(self.peers_made);
         self.peers_made += 1;
         assert!(self.peers_made < LISTENER, "fewer peers than 2^32");
-        let lane = Lane {
+        let lane = Connection {
             address,
-            state: LaneState::Connecting,
+            state: ConnectionState::Connecting,
             frame_bytes: 0,
             link: Link::default(),
             posted: VecDeque::new(),
@@ -155,9 +155,9 @@ impl SimTransport {
     }
 
     /// The lane to a peer that is connected.
-    fn lane_up(&mut self, peer: PeerId) -> Result<&mut Lane> {
+    fn lane_up(&mut self, peer: PeerId) -> Result<&mut Connection> {
         match self.lanes.get_mut(&peer) {
-            Some(lane) if matches!(lane.state, LaneState::Up(_)) => Ok(lane),
+            Some(lane) if matches!(lane.state, ConnectionState::Up(_)) => Ok(lane),
             _ => Err(Error::NotConnected { peer }),
         }
     }
@@ -166,7 +166,7 @@ impl SimTransport {
     fn hand_over(&mut self, core: &mut Core) {
         let mut lanes = std::mem::take(&mut self.lanes);
         for (&peer, lane) in &mut lanes {
-            let LaneState::Up(to) = lane.state else { continue };
+            let ConnectionState::Up(to) = lane.state else { continue };
             let from = self.end(peer);
             while let Some(posted) = lane.posted.pop_front() {
                 let (packet, bytes) = posted.packet();
@@ -184,7 +184,7 @@ impl SimTransport {
     }
 
     /// Handles everything that has arrived, and adds what there is to report to `found`.
-    fn take_in(&mut self, core: &mut Core) {
+    fn ingest(&mut self, core: &mut Core) {
         while let Some((peer, packet)) = core.take(self.port) {
             let peer = PeerId(peer);
             match packet {
@@ -254,7 +254,7 @@ impl SimTransport {
             core.carry(&mut Link::default(), here, from, load, close);
             return;
         };
-        if matches!(lane.state, LaneState::Connecting) {
+        if matches!(lane.state, ConnectionState::Connecting) {
             lane.open(from, theirs.hello());
             self.found.push_back((peer, Found::Connected(*theirs.hello())));
         }
@@ -271,7 +271,7 @@ impl SimTransport {
     fn hang_up(&mut self, core: &mut Core, peer: PeerId, reason: String) {
         let (here, load) = (self.end(peer), self.load(0));
         if let Some(lane) = self.lanes.get_mut(&peer)
-            && let LaneState::Up(to) = lane.state
+            && let ConnectionState::Up(to) = lane.state
         {
             core.carry(&mut lane.link, here, to, load, Packet::Close(reason));
         }
@@ -282,14 +282,14 @@ impl SimTransport {
         let Some(lane) = self.lanes.get_mut(&peer) else { return };
         let address = lane.address.clone();
         let error = match lane.state {
-            LaneState::Lost => return,
-            LaneState::Connecting => {
+            ConnectionState::Lost => return,
+            ConnectionState::Connecting => {
                 let source = io::Error::new(io::ErrorKind::ConnectionRefused, reason);
                 Error::Connect { address, source }
             }
-            LaneState::Up(_) => Error::PeerLost { peer, address, reason: reason.into() },
+            ConnectionState::Up(_) => Error::PeerLost { peer, address, reason: reason.into() },
         };
-        lane.state = LaneState::Lost;
+        lane.state = ConnectionState::Lost;
         lane.posted.clear();
         lane.leaving.clear();
         self.found.push_back((peer, Found::Lost(error)));
@@ -316,11 +316,11 @@ impl Sleeper for SimTransport {
         Ok(Vec::new())
     }
 
-    fn lie_down(&mut self, _: Duration) -> Result<Duration> {
+    fn park(&mut self, _: Duration) -> Result<Duration> {
         Ok(Duration::ZERO)
     }
 
-    fn get_up(&mut self) -> Result<()> {
+    fn unpark(&mut self) -> Result<()> {
         Ok(())
     }
 }
@@ -389,7 +389,7 @@ impl Transport for SimTransport {
             return Err(stopped.as_error());
         }
         self.hand_over(&mut core);
-        self.take_in(&mut core);
+        self.ingest(&mut core);
         if self.found.is_empty() {
             core.polled_in_vain();
         }
@@ -450,7 +450,7 @@ impl Drop for SimTransport {
         let load = self.load(0);
         let reason = if crashed { "it no longer answers" } else { "it closed the connection" };
         for (peer, lane) in &mut self.lanes {
-            if let LaneState::Up(to) = lane.state {
+            if let ConnectionState::Up(to) = lane.state {
                 let here = End { port: self.port, peer: peer.0 };
                 lane.link.free_at = lane.link.free_at.max(core.now().saturating_add(silence));
                 core.carry(&mut lane.link, here, to, load, Packet::Close(reason.to_owned()));

@@ -13,8 +13,8 @@ use std::{io, mem};
 use super::callers::{Caller, Callers, STRANGERS_MAX};
 use super::connect::{Dial, is_connected};
 use super::engine::{Engine, Report, Socket};
-use super::lane::{Hub, Lane};
 use super::peers::{Peer, Peers, Stage};
+use super::state::{Hub, SocketState};
 use super::{CARRIER, Receiver, Sender, set_up};
 use crate::config::VanConfig;
 use crate::error::{Error, Result};
@@ -122,7 +122,7 @@ impl<E: Engine> Driver<E> {
             is_dialled: true,
             stage: Stage::Dialling(dial),
             frame_bytes: self.frame_bytes,
-            lane: Lane::new(socket, sender, receiver, false),
+            lane: SocketState::new(socket, sender, receiver, false),
             is_due: false,
         });
         self.peers.list(id.0);
@@ -214,7 +214,7 @@ impl<E: Engine> Driver<E> {
         Ok(false)
     }
 
-    /// Has the engine watch a lane.
+    /// Makes the engine watch a lane.
     fn watch(&mut self, number: u32) -> Result<(), Fault> {
         let Some(peer) = self.peers.get_mut(number) else { return Ok(()) };
         let is_dialling = peer.is_dialling();
@@ -228,7 +228,7 @@ impl<E: Engine> Driver<E> {
             .map_err(|source| Error::Os { call: "waiting for sockets", source })?;
         let any = !self.reports.is_empty();
         for report in self.reports.drain(..) {
-            let Report::Lane { number, ready } = report else {
+            let Report::Socket { number, ready } = report else {
                 self.callers.may_accept = true;
                 continue;
             };
@@ -248,26 +248,26 @@ impl<E: Engine> Driver<E> {
     /// # Errors
     /// [`Error::Os`] when the engine is broken.
     pub(super) fn sleep(&mut self, limit: Duration) -> Result<()> {
-        match self.lie_down(limit) {
+        match self.park(limit) {
             Some(limit) => self.ask(limit).map(drop),
             None => Ok(()),
         }
     }
 
-    /// As [`Sleeper::lie_down`](crate::Sleeper::lie_down), for a thread that sleeps elsewhere.
+    /// As [`Sleeper::park`](crate::Sleeper::park), for a thread that sleeps elsewhere.
     ///
     /// # Errors
     /// [`Error::Os`] when the engine is broken.
-    pub(super) fn lie_down_beside(&mut self, limit: Duration) -> Result<Duration> {
-        let Some(limit) = self.lie_down(limit) else { return Ok(Duration::ZERO) };
+    pub(super) fn park_beside(&mut self, limit: Duration) -> Result<Duration> {
+        let Some(limit) = self.park(limit) else { return Ok(Duration::ZERO) };
         // It hands the watches over, and brings what is ready by now.
         let has_reports = self.ask(Duration::ZERO)?;
         Ok(if has_reports { Duration::ZERO } else { limit })
     }
 
-    /// Has the engine watch everything; returns how long to sleep, `None` if there is something to
-    /// do now.
-    fn lie_down(&mut self, limit: Duration) -> Option<Duration> {
+    /// Makes the engine watch everything; returns how long to sleep, `None` if there is something
+    /// to do now.
+    fn park(&mut self, limit: Duration) -> Option<Duration> {
         let now = Instant::now();
         self.look_around(now);
         let have_work = self.peers.due().any(|peer| peer.lane.has_work());
@@ -292,7 +292,7 @@ impl<E: Engine> Driver<E> {
     }
 
     /// The engine is asked at the next look: the thread has slept elsewhere.
-    pub(super) fn get_up(&mut self) {
+    pub(super) fn unpark(&mut self) {
         self.engine.quiet();
         self.asked = false;
     }
@@ -306,7 +306,7 @@ impl<E: Engine> Driver<E> {
         self.engine.descriptor().map_err(failed)
     }
 
-    /// Has the engine watch the direct lanes as well.
+    /// Makes the engine watch the direct lanes as well.
     fn leave_to_engine(&mut self) {
         let mut due = self.peers.take_due();
         for number in due.drain(..) {
@@ -381,7 +381,7 @@ impl<E: Engine> Driver<E> {
             is_dialled: false,
             stage: Stage::Handshaking(now + PROVES_WITHIN),
             frame_bytes: self.frame_bytes,
-            lane: Lane::new(socket, Sender::new(id), receiver, true),
+            lane: SocketState::new(socket, Sender::new(id), receiver, true),
             is_due: false,
         });
         self.callers.strangers.push_back(number);

@@ -158,7 +158,7 @@ pub enum Report {
     /// Somebody has called.
     Caller,
     /// A socket may be ready for this, and is no longer watched for it.
-    Lane {
+    Socket {
         /// The lane's number.
         number: u32,
         /// What for.

@@ -12,9 +12,9 @@ mod connect;
 mod driver;
 mod engine;
 mod framing;
-mod lane;
 mod options;
 mod peers;
+mod state;
 
 use std::fmt;
 use std::time::Duration;
@@ -186,12 +186,12 @@ impl<E: Engine> Sleeper for Sockets<E> {
         Ok(self.driver.descriptor()?.into_iter().collect())
     }
 
-    fn lie_down(&mut self, limit: Duration) -> Result<Duration> {
-        self.driver.lie_down_beside(limit)
+    fn park(&mut self, limit: Duration) -> Result<Duration> {
+        self.driver.park_beside(limit)
     }
 
-    fn get_up(&mut self) -> Result<()> {
-        self.driver.get_up();
+    fn unpark(&mut self) -> Result<()> {
+        self.driver.unpark();
         Ok(())
     }
 }

@@ -5,7 +5,7 @@ use std::time::Instant;
 use super::connect::Dial;
 use super::driver::Fault;
 use super::engine::Socket;
-use super::lane::{Hub, Lane};
+use super::state::{Hub, SocketState};
 use crate::error::{Error, Result};
 use crate::numbers::Numbers;
 use crate::transport::PeerId;
@@ -20,7 +20,7 @@ pub(super) struct Peer<S> {
     pub(super) stage: Stage,
     /// Longest frame that both sides take.
     pub(super) frame_bytes: usize,
-    pub(super) lane: Lane<S>,
+    pub(super) lane: SocketState<S>,
     /// Whether it is on the list of those with something to do.
     pub(super) is_due: bool,
 }
@@ -112,7 +112,7 @@ impl<S: Socket> Peers<S> {
         found.ok_or(Error::NotConnected { peer })
     }
 
-    /// Enters a new connection under its number.
+    /// Records a new connection under its number.
     pub(super) fn enter(&mut self, peer: Peer<S>) {
         let PeerId(number) = peer.id;
         let index = number as usize;

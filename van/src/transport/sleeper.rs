@@ -10,8 +10,8 @@ use crate::wire::Beside;
 /// A transport beside which others can sleep. [`Transport::wait`] is for a thread that has no
 /// other.
 ///
-/// The thread takes in what [`Transport::poll`] reports, has every transport lie down, sleeps until
-/// a descriptor is readable, and has all of them get up.
+/// The thread takes in what [`Transport::poll`] reports, has every transport park, sleeps until
+/// a descriptor is readable, and has all of them wake.
 pub trait Sleeper: Transport {
     /// What carries the bytes. Transports of one carrier connect to each other, whatever their
     /// names are.
@@ -39,11 +39,11 @@ pub trait Sleeper: Transport {
     ///
     /// # Errors
     /// As [`Transport::poll`].
-    fn lie_down(&mut self, limit: Duration) -> Result<Duration>;
+    fn park(&mut self, limit: Duration) -> Result<Duration>;
 
     /// Ends a sleep, also one that took no time. A poll follows.
     ///
     /// # Errors
     /// As [`Transport::poll`].
-    fn get_up(&mut self) -> Result<()>;
+    fn unpark(&mut self) -> Result<()>;
 }

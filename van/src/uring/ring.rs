@@ -262,7 +262,7 @@ impl About {
 
     fn report(self) -> Option<Report> {
         let lane = |number, reads| {
-            Some(Report::Lane { number, ready: Interest { reads, writes: !reads } })
+            Some(Report::Socket { number, ready: Interest { reads, writes: !reads } })
         };
         match self {
             About::Nothing => None,

@@ -33,7 +33,7 @@ impl Hostile {
 
     fn events(&mut self) -> Vec<Event> {
         let mut events = Vec::new();
-        self.transport.wait(NAP).unwrap();
+        self.transport.wait(BACKOFF).unwrap();
         self.transport.poll(&mut events).unwrap();
         events
     }
@@ -202,7 +202,7 @@ fn what_lands_is_checked() {
         let mut grant = None;
         let mut asked = false;
         while grant.is_none() {
-            victim.endpoint.wait(NAP).unwrap();
+            victim.endpoint.wait(BACKOFF).unwrap();
             victim.poll();
             for event in hostile.events() {
                 match event {
@@ -222,7 +222,7 @@ fn what_lands_is_checked() {
         let data = make(&hostile.transport.about().memory).share();
         hostile.transport.post_write(hostile.peer, data.into(), &grant.unwrap(), 8).unwrap();
         hostile.events();
-        victim.endpoint.wait(NAP).unwrap();
+        victim.endpoint.wait(BACKOFF).unwrap();
         victim.poll();
         let error = victim.lost.expect("the hostile lane is lost").to_string();
         assert!(error.contains(words), "{error}");
@@ -239,9 +239,9 @@ fn keys_of_other_offers_cannot_be_given_back() {
     worker.endpoint.connect(&server.about().address).unwrap();
     let mut events = Vec::new();
     for _ in 0..3 {
-        server.wait(NAP).unwrap();
+        server.wait(BACKOFF).unwrap();
         server.poll(&mut events).unwrap();
-        worker.endpoint.wait(NAP).unwrap();
+        worker.endpoint.wait(BACKOFF).unwrap();
         worker.poll();
     }
     let Event::Connected { peer, .. } = events[0] else { panic!("{events:?}") };
@@ -251,7 +251,7 @@ fn keys_of_other_offers_cannot_be_given_back() {
     let values = Values::Copied(&offer.key.to_bytes());
     hostile.frame(Draft { timestamp: 10, values, ..Draft::new(Kind::Want) }).unwrap();
     hostile.events();
-    worker.endpoint.wait(NAP).unwrap();
+    worker.endpoint.wait(BACKOFF).unwrap();
     worker.poll();
     assert!(worker.lost.is_some());
 }

@@ -24,7 +24,7 @@ use caravan_van::{
 
 use side::{Side, filled, is_filled, pair, settle};
 
-const NAP: Duration = Duration::from_millis(5);
+const BACKOFF: Duration = Duration::from_millis(5);
 const MIB: usize = 1 << 20;
 
 fn config(frame_bytes: usize, credits: u16, memory_bytes: usize) -> VanConfig {
@@ -197,9 +197,9 @@ fn placed_answers_keep_their_order_behind_what_waits_for_a_landing() {
     b.endpoint.lanes.place(b.peer, values, offer).unwrap();
     b.post(Kind::Reply, 3, Values::None).unwrap();
     while a.answered.is_empty() {
-        a.endpoint.wait(NAP).unwrap();
+        a.endpoint.wait(BACKOFF).unwrap();
         a.poll();
-        b.endpoint.wait(NAP).unwrap();
+        b.endpoint.wait(BACKOFF).unwrap();
         b.poll();
     }
     assert_eq!((a.came[0].timestamp(), &a.answered[..]), (1, &[3][..]));

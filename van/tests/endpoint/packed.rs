@@ -75,10 +75,10 @@ fn packed_answers_keep_their_place_among_others() {
     }
     let mut order = Vec::new();
     for _ in 0..20 {
-        a.endpoint.wait(NAP).unwrap();
+        a.endpoint.wait(BACKOFF).unwrap();
         a.endpoint.poll().unwrap();
         order.extend(a.timestamps());
-        b.endpoint.wait(NAP).unwrap();
+        b.endpoint.wait(BACKOFF).unwrap();
         b.poll();
     }
     assert_eq!(order, (0..12).collect::<Vec<_>>());
@@ -100,7 +100,7 @@ fn runs_are_taken_together_until_their_lane_is_closed() {
     };
     let run = |side: &mut Side| -> usize {
         while !side.endpoint.poll().unwrap() {
-            side.endpoint.wait(NAP).unwrap();
+            side.endpoint.wait(BACKOFF).unwrap();
         }
         match side.endpoint.take() {
             Some(Arrival::Message { peer }) if peer == side.peer => {
@@ -192,7 +192,7 @@ fn offers_come_in_runs() {
         }
         a.endpoint.poll().unwrap();
         while !b.endpoint.poll().unwrap() {
-            b.endpoint.wait(NAP).unwrap();
+            b.endpoint.wait(BACKOFF).unwrap();
         }
         assert!(matches!(b.endpoint.take(), Some(Arrival::Message { .. })));
         let message = b.endpoint.inbox.message();
@@ -231,14 +231,14 @@ fn a_lane_lost_with_an_open_frame_is_reported_once() {
             b = Side::new(&network, &config(2048, 8, 64 * MIB));
         }
         for _ in 0..2 {
-            b.endpoint.wait(NAP).unwrap();
+            b.endpoint.wait(BACKOFF).unwrap();
             b.poll();
         }
         a.post(Kind::Request, 1, Values::None).unwrap();
         a.post(Kind::Request, 2, Values::None).unwrap();
         let mut arrivals = Vec::new();
         for _ in 0..5 {
-            a.endpoint.wait(NAP).unwrap();
+            a.endpoint.wait(BACKOFF).unwrap();
             a.endpoint.poll().unwrap();
             arrivals.extend(std::iter::from_fn(|| a.endpoint.take()));
         }

@@ -94,9 +94,9 @@ pub(super) fn pair(network: &Network, config: &VanConfig) -> (Side, Side) {
 /// Lets both sides work until nothing happens any more.
 pub(super) fn settle(a: &mut Side, b: &mut Side) {
     let mut since = a.endpoint.lanes.now();
-    while a.endpoint.lanes.now() < since + 3 * NAP {
-        a.endpoint.wait(NAP).unwrap();
-        b.endpoint.wait(NAP).unwrap();
+    while a.endpoint.lanes.now() < since + 3 * BACKOFF {
+        a.endpoint.wait(BACKOFF).unwrap();
+        b.endpoint.wait(BACKOFF).unwrap();
         if a.poll() | b.poll() {
             since = a.endpoint.lanes.now();
         }

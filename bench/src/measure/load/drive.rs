@@ -109,7 +109,7 @@ pub(super) fn drive<S: Service>(
         }
         if !service.look()? {
             let sends = may_send(due, now) && in_flight.len() < window;
-            service.wait(if sends { pause(due.saturating_sub(now)) } else { NAP })?;
+            service.wait(if sends { pause(due.saturating_sub(now)) } else { BACKOFF })?;
             service.look()?;
         }
         now = service.now() - began;
@@ -146,7 +146,7 @@ const SLEEP_ERROR: Duration = Duration::from_millis(2);
 /// The adaptive policy stays awake for so long.
 const AWAKE: Duration = Duration::from_micros(150);
 /// How long a thread waits that has nothing to send.
-const NAP: Duration = Duration::from_millis(100);
+const BACKOFF: Duration = Duration::from_millis(100);
 
 #[cfg(test)]
 mod tests {

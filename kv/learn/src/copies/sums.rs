@@ -83,8 +83,8 @@ pub(crate) mod testing {
     use caravan_kv::server::{Extract, Request};
     use caravan_van::Pool;
 
-    /// Has one shard get pushes, and an equal one the sum of them that the former adds up; returns
-    /// both. The sum also reads as an error when it is cut off anywhere.
+    /// Makes one shard get pushes, and an equal one the sum of them that the former adds up;
+    /// returns both. The sum also reads as an error when it is cut off anywhere.
     pub(crate) fn add_up<S: Shard>(
         mut first: S,
         new: impl Fn() -> S,

@@ -1,11 +1,11 @@
 //! Gives out blocks of files to readers, near ones first. A plain object: whoever has it says who
-//! asks. [`answers`] puts it behind a responder of the driver, whom all workers ask.
+//! asks. [`answers`] puts it behind a handler of the driver, whom all workers ask.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use caravan_kv::error::with_sources;
-use caravan_kv::{Asked, Desk, RequestId, Responder, WorkerNode};
+use caravan_kv::{Asked, Handler, RequestId, Rpc, WorkerNode};
 use serde::{Deserialize, Serialize};
 
 use super::Cut;
@@ -126,14 +126,14 @@ fn hosts(block: &Placed) -> Vec<String> {
     }
 }
 
-/// Answers [`ask`] for as long as a desk has it.
-pub fn answers(mut assigner: Assigner) -> impl Responder {
-    move |desk: &mut Desk, asked: Asked| {
+/// Answers [`ask`] for as long as an RPC endpoint has it.
+pub fn answers(mut assigner: Assigner) -> impl Handler {
+    move |rpc: &mut Rpc, asked: Asked| {
         let reader = serde_json::from_slice(&asked.body);
         let outcome = reader.map(|reader: Reader| assigner.next(&reader));
         let answered = match outcome.and_then(|block| serde_json::to_vec(&block)) {
-            Ok(block) => desk.answer(asked.token, &block),
-            Err(error) => desk.refuse(asked.token, &with_sources(&error)),
+            Ok(block) => rpc.answer(asked.token, &block),
+            Err(error) => rpc.refuse(asked.token, &with_sources(&error)),
         };
         // Each request is answered here, once.
         let _ = answered;
@@ -143,10 +143,10 @@ pub fn answers(mut assigner: Assigner) -> impl Responder {
 /// How long the driver may take to answer: it does while it waits for a task.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(60);
 
-/// Asks the responder `name` of the driver, whose task this worker runs, for the next block.
+/// Asks the handler `name` of the driver, whose task this worker runs, for the next block.
 ///
 /// # Errors
-/// [`Error::Train`] if it does not answer, or has no such responder.
+/// [`Error::Train`] if it does not answer, or has no such handler.
 pub fn ask(node: &mut WorkerNode, name: &str, reader: &Reader) -> Result<Option<Cut>> {
     let asked = request(node, name, reader)?;
     answer(node, asked)
@@ -163,7 +163,7 @@ fn failed(reason: String) -> Error {
 pub(crate) fn request(node: &mut WorkerNode, name: &str, reader: &Reader) -> Result<RequestId> {
     let body = serde_json::to_vec(reader).map_err(|error| failed(with_sources(&error)))?;
     let to = node.driver();
-    let asked = node.desk(|desk| desk.ask(to, name, 0, &body)).and_then(|asked| asked);
+    let asked = node.rpc(|rpc| rpc.ask(to, name, 0, &body)).and_then(|asked| asked);
     asked.map_err(|error| failed(with_sources(&error)))
 }
 

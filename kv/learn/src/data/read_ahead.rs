@@ -12,7 +12,7 @@ use super::{Examples, Labels, Shard};
 use crate::{Error, Result};
 
 /// Time between two looks of a thread at what it has to do while it waits for a part.
-const NAP: Duration = Duration::from_millis(1);
+const BACKOFF: Duration = Duration::from_millis(1);
 
 /// Parts of files that come while others are used. Any number of threads take them, each part goes
 /// to one. Dropping it ends the reading.
@@ -91,7 +91,7 @@ impl<T: Send + 'static> ReadAhead<T> {
     ) -> std::result::Result<Option<Result<T>>, E> {
         let parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
         while meanwhile()? {
-            match parts.recv_timeout(NAP) {
+            match parts.recv_timeout(BACKOFF) {
                 Ok(part) => return Ok(Some(part)),
                 Err(RecvTimeoutError::Disconnected) => return Ok(None),
                 Err(RecvTimeoutError::Timeout) => {}

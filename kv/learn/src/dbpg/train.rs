@@ -618,7 +618,7 @@ pub(super) fn ask_workers<T: DeserializeOwned>(
     Ok(answers.into_iter().map(serde_json::from_value).collect::<Result<_, _>>()?)
 }
 
-/// Has all workers compute their scores from the weights; returns the loss.
+/// Makes all workers compute their scores from the weights; returns the loss.
 pub(super) fn derive(cluster: &mut Cluster) -> caravan_kv::Result<f64> {
     let losses: Vec<Whole> = ask_workers(cluster, &worker::Order::Derive)?;
     Ok(losses.into_iter().sum::<Whole>().number())

@@ -171,7 +171,7 @@ impl<P: FnMut(&Progress)> Stages<'_, P> {
         Some(())
     }
 
-    /// Has a worker of the last stage publish its centres.
+    /// Makes a worker of the last stage publish its centres.
     fn publish(&mut self) -> Option<Stage> {
         self.is_published = true;
         let (_, left) = self.last.as_ref()?;

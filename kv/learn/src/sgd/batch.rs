@@ -78,7 +78,7 @@ impl Batches {
         Ok(())
     }
 
-    /// Has the rows that are left be the last batch.
+    /// Makes the rows that are left the last batch.
     pub(crate) fn end(
         &mut self,
         finish: impl Fn(&mut Batch) -> Result<(), String>,

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use caravan_kv::error::with_sources;
-use caravan_kv::{Cluster, Desk, Target, TaskId};
+use caravan_kv::{Cluster, Rpc, Target, TaskId};
 
 use super::models::free_models_of;
 use super::place::Wants;
@@ -96,7 +96,7 @@ impl<'a> Engine<'a> {
         Ok(self.tasks.into_iter().map(|task| task.outcome).collect())
     }
 
-    /// Has the next stage of a task wait, or ends the task.
+    /// Makes the next stage of a task wait, or ends the task.
     fn proceed(&mut self, number: usize, last: Option<&Ended>) {
         let known = &mut self.tasks[number];
         known.stage = known.task.as_mut().and_then(|task| task.next(last));
@@ -122,9 +122,9 @@ impl<'a> Engine<'a> {
         let known = &mut self.tasks[number];
         known.task = None;
         if let Some(first) = known.first {
-            let free = |desk: &mut Desk| free_models_of(first, &known.workers, desk);
+            let free = |rpc: &mut Rpc| free_models_of(first, &known.workers, rpc);
             // Where a node is lost the job ends, and its models with it.
-            drop(self.cluster.desk(free));
+            drop(self.cluster.rpc(free));
         }
     }
 

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use caravan_kv::{Apps, Asked, Desk, NodeName, TaskId, WorkerNode};
+use caravan_kv::{Apps, Asked, NodeName, Rpc, TaskId, WorkerNode};
 use serde::{Deserialize, Serialize};
 
 use super::Part;
@@ -28,8 +28,8 @@ const PIECE: usize = 256 << 10;
 /// How long a worker may take to answer: it does while it waits for a task, an answer or others.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(600);
 
-/// Name of the responder of stores.
-const RESPONDER: &str = "models of stages";
+/// Name of the handler of stores.
+const HANDLER: &str = "models of stages";
 
 /// Asks for a piece of a model: [`Wanted`].
 const PIECE_OF: i32 = 0;
@@ -83,9 +83,9 @@ impl ModelStore {
     pub fn with(apps: Apps) -> (ModelStore, Apps) {
         let store = ModelStore::default();
         let served = store.clone();
-        let apps = apps.with_responder(RESPONDER, move || {
+        let apps = apps.with_handler(HANDLER, move || {
             let store = served.clone();
-            Box::new(move |desk: &mut Desk, asked: Asked| store.answer(desk, &asked))
+            Box::new(move |rpc: &mut Rpc, asked: Asked| store.answer(rpc, &asked))
         });
         (store, apps)
     }
@@ -116,15 +116,15 @@ impl ModelStore {
     }
 
     /// Answers a worker that wants a model, or frees those of a task.
-    fn answer(&self, desk: &mut Desk, asked: &Asked) {
+    fn answer(&self, rpc: &mut Rpc, asked: &Asked) {
         let answer = match asked.command {
             PIECE_OF => self.piece(&asked.body),
             TASK_ENDED => self.free(&asked.body),
             other => Err(format!("models have no command {other}")),
         };
         let answered = match answer {
-            Ok(answer) => desk.answer(asked.token, &answer),
-            Err(why) => desk.refuse(asked.token, &why),
+            Ok(answer) => rpc.answer(asked.token, &answer),
+            Err(why) => rpc.refuse(asked.token, &why),
         };
         // Each request is answered here, once.
         let _ = answered;
@@ -180,12 +180,12 @@ struct Wanted {
 
 /// Frees the models of a task that has ended, at the workers that have run it. Nobody waits: a
 /// worker does it when it waits for something itself.
-pub(super) fn free_models_of(task: TaskId, workers: &BTreeSet<usize>, desk: &mut Desk) {
+pub(super) fn free_models_of(task: TaskId, workers: &BTreeSet<usize>, rpc: &mut Rpc) {
     for worker in workers {
-        let ask = |body: Vec<u8>| desk.ask(NodeName::Worker(*worker), RESPONDER, TASK_ENDED, &body);
+        let ask = |body: Vec<u8>| rpc.ask(NodeName::Worker(*worker), HANDLER, TASK_ENDED, &body);
         let asked = serde_json::to_vec(&task).map_err(caravan_kv::Error::from).and_then(ask);
         // A worker without a store has no models, one that is lost neither.
-        drop(asked.and_then(|request| desk.then(request, |_, _| ())));
+        drop(asked.and_then(|request| rpc.then(request, |_, _| ())));
     }
 }
 
@@ -293,8 +293,8 @@ impl Models {
         let text = |error: caravan_kv::Error| error.to_string();
         let body = serde_json::to_vec(wanted).map_err(|error| error.to_string())?;
         let from = wanted.name.rank;
-        let ask = |desk: &mut Desk| desk.ask(NodeName::Worker(from), RESPONDER, PIECE_OF, &body);
-        let asked = node.desk(ask);
+        let ask = |rpc: &mut Rpc| rpc.ask(NodeName::Worker(from), HANDLER, PIECE_OF, &body);
+        let asked = node.rpc(ask);
         let request = asked.and_then(|request| request).map_err(text)?;
         let mut answers = node.wait_for(request, ANSWERS_WITHIN).map_err(text)?;
         answers.pop().ok_or_else(|| format!("worker {from} is not there"))?.outcome

@@ -173,7 +173,7 @@ fn check_reading<T: Trainer>(
     Err(caravan_kv::Error::Config(format!("{why} (--read)")))
 }
 
-/// Has this driver give out blocks of files to the workers that see them.
+/// Makes this driver give out blocks of files to the workers that see them.
 fn give_out(
     cluster: &mut Cluster,
     files: &[PathBuf],
@@ -184,7 +184,7 @@ fn give_out(
     let seen: Vec<_> = loaded.into_iter().map(|it| it.sights).collect();
     let blocks = feed::placed(files, &seen, bytes).map_err(caravan_kv::Error::Config)?;
     let answers = assigner::answers(Assigner::new(blocks, readers));
-    cluster.desk(|desk| desk.set_responder(feed::BLOCKS, answers))
+    cluster.rpc(|rpc| rpc.set_handler(feed::BLOCKS, answers))
 }
 
 fn not_owned(algorithm: &str) -> caravan_kv::Error {

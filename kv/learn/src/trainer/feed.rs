@@ -23,7 +23,7 @@ const PIECES_MAX: usize = 4;
 /// Blocks that a worker has been given and has not read: one that is read, and the next.
 const BLOCKS_MAX: usize = 2;
 
-/// Name of the driver's responder that gives out blocks.
+/// Name of the driver's handler that gives out blocks.
 pub(super) const BLOCKS: &str = "blocks of files";
 
 /// A file, as a worker sees it.
@@ -237,7 +237,7 @@ impl Given {
     /// Takes a block that the driver has given, and asks for the next.
     fn ask(&mut self, node: &mut WorkerNode) -> Result<(), String> {
         if let Some(asked) = self.asked {
-            let is_done = node.desk(|desk| desk.is_done(asked)).and_then(|it| it);
+            let is_done = node.rpc(|rpc| rpc.is_done(asked)).and_then(|it| it);
             if !is_done.map_err(|error| with_sources(&error))? {
                 return Ok(());
             }

@@ -25,7 +25,7 @@ impl Members {
         first..first + of(rank)
     }
 
-    /// Has a server leave: it counts among no losses from now on.
+    /// Makes a server leave: it counts among no losses from now on.
     pub(crate) fn let_leave(&mut self, seat: Seat) {
         if let Some(member) = self.seats.get_mut(&seat) {
             member.has_left = true;

@@ -10,12 +10,12 @@ use super::super::control::{Gathered, Join, Role, Roster};
 use super::super::members::{Violation, describe};
 use super::super::reach;
 use super::super::session::{SessionId, Speech};
+use super::control_state::ControlState;
 use super::further;
-use super::plane::Plane;
-use super::service::Service;
+use super::thread::SchedulerThread;
 use crate::worker::ServerAddress;
 
-impl Service {
+impl SchedulerThread {
     /// Admits a node; the last one triggers the choice of vans and its announcement.
     pub(super) fn join(
         &mut self,
@@ -24,17 +24,17 @@ impl Service {
         join: Join,
     ) -> Result<(), Violation> {
         let pid = join.pid;
-        let has_ended = self.state.ended.is_some() || self.state.plane.lost.is_some();
+        let has_ended = self.state.ended.is_some() || self.state.control.lost.is_some();
         let is_complete = matches!(self.state.chosen, Some(Ok(_)));
         let choose = || match has_ended {
             true => Err("the cluster has ended".to_owned()),
-            false => further::choose(&self.state.plane, is_complete, &join.vans),
+            false => further::choose(&self.state.control, is_complete, &join.vans),
         };
         let further = join.is_further.then(choose).transpose();
         let seated = match &further {
             Err(why) => Err(why.clone()),
             Ok(_) => {
-                let seated = self.state.plane.members.join(session, timestamp, join)?;
+                let seated = self.state.control.members.join(session, timestamp, join)?;
                 seated.map_err(|error| error.to_string())
             }
         };
@@ -42,20 +42,20 @@ impl Service {
             Ok(seat) => seat,
             Err(why) => {
                 tracing::warn!(why, pid, "refusing a node");
-                self.state.plane.refuse(session, timestamp, &why);
+                self.state.control.refuse(session, timestamp, &why);
                 return Ok(());
             }
         };
-        self.state.plane.sessions.keep(session);
+        self.state.control.sessions.keep(session);
         if let Ok(Some((vans, entry))) = further {
-            self.state.plane.members.equip(seat, vans, entry);
+            self.state.control.members.equip(seat, vans, entry);
             if let Some(Ok(vans)) = &self.state.chosen {
                 let shared = self.roster(vans);
-                further::welcome(&mut self.state.plane, &mut self.state.jobs, seat, shared);
+                further::welcome(&mut self.state.control, &mut self.state.jobs, seat, shared);
             }
             return Ok(());
         }
-        if self.state.plane.members.all_are_in() && self.state.chosen.is_none() {
+        if self.state.control.members.all_are_in() && self.state.chosen.is_none() {
             self.state.chosen = Some(self.choose_vans());
             self.announce();
             self.gathered();
@@ -70,7 +70,7 @@ impl Service {
             is_server: false,
             candidates: own,
         });
-        let nodes = self.state.plane.members.iter().map(|(seat, member)| Chooser {
+        let nodes = self.state.control.members.iter().map(|(seat, member)| Chooser {
             name: describe(seat, member),
             is_server: seat.role == Role::Server,
             candidates: &member.join.vans,
@@ -78,18 +78,18 @@ impl Service {
         let (choice, passed_over) = choice::choose(&nodes.chain(own).collect::<Vec<_>>());
         passed_over.iter().for_each(|line| tracing::info!("{line}"));
         let Some(choice) = choice else {
-            self.state.plane.members.complete(|member| member.join.vans.clear());
+            self.state.control.members.complete(|member| member.join.vans.clear());
             return Err(format!("no van works for all nodes; {}", passed_over.join("; ")));
         };
         if let Some(why) = self.unreachable(&choice.vans) {
-            self.state.plane.members.complete(|member| member.join.vans.clear());
+            self.state.control.members.complete(|member| member.join.vans.clear());
             return Err(why);
         }
         for (carrier, pairs) in &choice.pairs {
             tracing::info!(pairs, "{carrier}: pairs of nodes that meet over it");
         }
         let mut vans = choice.vans.into_iter();
-        self.state.plane.members.complete(|member| {
+        self.state.control.members.complete(|member| {
             member.vans = vans.next().unwrap_or_default();
             match choice.is_mixed {
                 true => member.join.vans = vec![choice::joined(&member.join.vans, &member.vans)],
@@ -97,14 +97,14 @@ impl Service {
             }
         });
         // A driver that has not said what works for it does as the first server.
-        let first = self.state.plane.members.iter().next().map(|(_, member)| member.vans.clone());
+        let first = self.state.control.members.iter().next().map(|(_, member)| member.vans.clone());
         Ok(vans.next().or(first).unwrap_or_default())
     }
 
     /// Names a server whose addresses other hosts cannot reach, if there are nodes there. `vans`
     /// are those of each node.
     fn unreachable(&self, vans: &[Vec<Van>]) -> Option<String> {
-        let members = &self.state.plane.members;
+        let members = &self.state.control.members;
         if !members.iter().any(|(_, member)| member.join.is_elsewhere) {
             return None;
         }
@@ -124,12 +124,12 @@ impl Service {
             van: vans.first().copied().unwrap_or(Van::Auto),
             vans: vans.get(1..).unwrap_or_default().to_vec(),
             servers: self.servers(),
-            founders: self.state.plane.members.founding_threads(),
-            threads: self.state.plane.members.threads_of_each(),
+            founders: self.state.control.members.founding_threads(),
+            threads: self.state.control.members.threads_of_each(),
             first_thread: 0,
             workers: self.config.workers,
             server_losses_max: self.config.node.server_losses_max,
-            away_max: match self.keeper {
+            away_max: match self.state_store {
                 Some(_) => self.config.node.scheduler_away,
                 None => Duration::ZERO,
             },
@@ -139,7 +139,8 @@ impl Service {
 
     /// All server threads, those that have joined when all others had behind them.
     fn servers(&self) -> Vec<ServerAddress> {
-        let servers = self.state.plane.members.iter().filter(|(seat, _)| seat.role == Role::Server);
+        let servers =
+            self.state.control.members.iter().filter(|(seat, _)| seat.role == Role::Server);
         let threads = servers.flat_map(|(seat, member)| {
             member.threads().iter().enumerate().map(move |(thread, address)| ServerAddress {
                 name: format!("{seat} thread {thread}"),
@@ -153,7 +154,7 @@ impl Service {
     fn announce(&mut self) {
         let Some(chosen) = &self.state.chosen else { return };
         let shared = chosen.as_ref().map(|vans| self.roster(vans)).map_err(String::clone);
-        let Plane { members, sessions, .. } = &mut self.state.plane;
+        let ControlState { members, sessions, .. } = &mut self.state.control;
         let mut threads = 0;
         let mut on_host: BTreeMap<(Role, &str), u32> = BTreeMap::new();
         for (node, seat, member) in members.nodes() {
@@ -181,7 +182,7 @@ impl Service {
     pub(super) fn gathered(&mut self) {
         let Some(chosen) = self.state.chosen.clone() else { return };
         // Ids of drivers from outside follow those of the members.
-        let members = self.state.plane.members.iter().count() as u32;
+        let members = self.state.control.members.iter().count() as u32;
         let mut waiting = Vec::new();
         for (&session, driver) in &mut self.state.jobs.drivers {
             let node = if driver.node == 0 { 0 } else { members + driver.node };
@@ -192,7 +193,7 @@ impl Service {
                 Err(why) => Gathered::NoVan(why.clone()),
                 Ok(vans) => Gathered::All(Roster { node, ..self.roster(vans) }),
             };
-            self.state.plane.tell(driver, timestamp, &outcome);
+            self.state.control.tell(driver, timestamp, &outcome);
         }
     }
 }

@@ -1,17 +1,18 @@
 //! Hands requests and answers from node to node.
 //!
 //! Every node has a lane to the scheduler and to no other, so that any node can ask any other
-//! without lanes of their own. The exchange knows who owes whom an answer. A node gets its letters
-//! in batches, the next one when it has taken the last; a slow node therefore holds up nobody else.
+//! without lanes of their own. The exchange knows who owes whom an answer. A node gets its
+//! envelopes in batches, the next one when it has taken the last; a slow node therefore holds up
+//! nobody else.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
-use super::super::control::{Body, Letter};
+use super::super::control::{Body, Envelope};
 use super::super::group::NodeName;
 
-/// Most bytes of the letters that wait for a node.
+/// Most bytes of the envelopes that wait for a node.
 const WAITING_BYTES_MAX: usize = 64 << 20;
 
 /// About the number of bytes from which on a batch is full.
@@ -32,53 +33,53 @@ struct Debt {
     of: NodeName,
 }
 
-/// The letters for a node.
+/// The envelopes for a node.
 #[derive(Default, Serialize, Deserialize)]
 struct Mailbox {
-    letters: VecDeque<Letter>,
+    envelopes: VecDeque<Envelope>,
     bytes: usize,
     /// Number of the batch that the node has not taken yet.
     sent: Option<u64>,
 }
 
 impl Mailbox {
-    fn push(&mut self, letter: Letter) {
-        self.bytes += letter.bytes();
-        self.letters.push_back(letter);
+    fn push(&mut self, envelope: Envelope) {
+        self.bytes += envelope.bytes();
+        self.envelopes.push_back(envelope);
     }
 
-    fn batch(&mut self) -> Vec<Letter> {
+    fn batch(&mut self) -> Vec<Envelope> {
         let mut batch = Vec::new();
         let mut bytes = 0;
         while bytes < BATCH_BYTES
-            && let Some(letter) = self.letters.pop_front()
+            && let Some(envelope) = self.envelopes.pop_front()
         {
-            bytes += letter.bytes();
-            batch.push(letter);
+            bytes += envelope.bytes();
+            batch.push(envelope);
         }
         self.bytes -= bytes;
         batch
     }
 }
 
-/// Letters for a node.
+/// Envelopes for a node.
 pub(super) struct Batch {
     /// Its number, by which the node says that it has taken it.
     pub(super) number: u64,
     pub(super) to: NodeName,
-    pub(super) letters: Vec<Letter>,
+    pub(super) envelopes: Vec<Envelope>,
 }
 
 /// What a node asks of others.
 pub(super) struct Question {
     pub(super) asker: NodeName,
     pub(super) id: u64,
-    pub(super) responder: String,
+    pub(super) handler: String,
     pub(super) command: i32,
     pub(super) body: Body,
 }
 
-/// All letters under way.
+/// All envelopes under way.
 #[derive(Default, Serialize, Deserialize)]
 pub(super) struct Exchange {
     count: u64,
@@ -101,7 +102,7 @@ impl Exchange {
         question: &Question,
         nodes: &BTreeSet<NodeName>,
     ) -> Result<(), String> {
-        let Question { asker, id, responder, command, body } = question;
+        let Question { asker, id, handler, command, body } = question;
         let awaited = self.awaited.entry(*asker).or_default();
         if *awaited + nodes.len() > AWAITED_MAX {
             return Err(format!("it waits for {awaited} answers; it may for {AWAITED_MAX}"));
@@ -117,11 +118,11 @@ impl Exchange {
                 self.settle(number, Err(why));
                 continue;
             }
-            let (responder, body) = (responder.clone(), body.clone());
-            mailbox.push(Letter::Request {
+            let (handler, body) = (handler.clone(), body.clone());
+            mailbox.push(Envelope::Request {
                 number,
                 from: *asker,
-                responder,
+                handler,
                 command: *command,
                 body,
             });
@@ -151,16 +152,16 @@ impl Exchange {
         // No awaited answers means that the asker is gone.
         let Some(awaited) = self.awaited.get_mut(&asker) else { return };
         *awaited -= 1;
-        let letter = Letter::Answer { id, from: of, outcome };
-        self.mailboxes.entry(asker).or_default().push(letter);
+        let envelope = Envelope::Answer { id, from: of, outcome };
+        self.mailboxes.entry(asker).or_default().push(envelope);
     }
 
-    /// Hands a node a letter that nobody awaits an answer to.
-    pub(super) fn tell(&mut self, node: NodeName, letter: Letter) {
-        self.mailboxes.entry(node).or_default().push(letter);
+    /// Hands a node an envelope that nobody awaits an answer to.
+    pub(super) fn tell(&mut self, node: NodeName, envelope: Envelope) {
+        self.mailboxes.entry(node).or_default().push(envelope);
     }
 
-    /// Answers for a node that is lost what it owes, and forgets its letters.
+    /// Answers for a node that is lost what it owes, and forgets its envelopes.
     pub(super) fn lose(&mut self, node: NodeName, reason: &str) {
         self.awaited.remove(&node);
         self.mailboxes.remove(&node);
@@ -172,17 +173,17 @@ impl Exchange {
         self.mailboxes.remove(&node); // what it owed itself
     }
 
-    /// The next batch of letters for a node that has taken the last one.
+    /// The next batch of envelopes for a node that has taken the last one.
     pub(super) fn next(&mut self) -> Option<Batch> {
-        let is_due = |mailbox: &Mailbox| mailbox.sent.is_none() && !mailbox.letters.is_empty();
+        let is_due = |mailbox: &Mailbox| mailbox.sent.is_none() && !mailbox.envelopes.is_empty();
         let (&to, mailbox) = self.mailboxes.iter_mut().find(|(_, mailbox)| is_due(mailbox))?;
         self.batches += 1;
         let number = BATCH | self.batches;
         mailbox.sent = Some(number);
-        Some(Batch { number, to, letters: mailbox.batch() })
+        Some(Batch { number, to, envelopes: mailbox.batch() })
     }
 
-    /// Enters that a node has taken its batch of this number; returns false if it has none.
+    /// Records that a node has taken its batch of this number; returns false if it has none.
     pub(super) fn taken(&mut self, node: NodeName, number: u64) -> bool {
         let mailbox = self.mailboxes.get_mut(&node);
         let sent = mailbox.and_then(|mailbox| mailbox.sent.take_if(|sent| *sent == number));
@@ -200,21 +201,21 @@ mod tests {
 
     fn question(id: u64, bytes: usize) -> Question {
         let body = Body(vec![7; bytes]);
-        Question { asker: WORKER, id, responder: "r".to_owned(), command: 1, body }
+        Question { asker: WORKER, id, handler: "r".to_owned(), command: 1, body }
     }
 
     /// The numbers of the requests of a batch.
-    fn numbers(batch: &[Letter]) -> Vec<u64> {
-        let number = |letter: &Letter| match letter {
-            Letter::Request { number, .. } => *number,
+    fn numbers(batch: &[Envelope]) -> Vec<u64> {
+        let number = |envelope: &Envelope| match envelope {
+            Envelope::Request { number, .. } => *number,
             _ => panic!("no request"),
         };
         batch.iter().map(number).collect()
     }
 
-    fn answers(batch: Vec<Letter>) -> Vec<(u64, NodeName, Result<Body, String>)> {
-        let answer = |letter| match letter {
-            Letter::Answer { id, from, outcome } => (id, from, outcome),
+    fn answers(batch: Vec<Envelope>) -> Vec<(u64, NodeName, Result<Body, String>)> {
+        let answer = |envelope| match envelope {
+            Envelope::Answer { id, from, outcome } => (id, from, outcome),
             _ => panic!("no answer"),
         };
         batch.into_iter().map(answer).collect()
@@ -224,15 +225,15 @@ mod tests {
     fn an_answer_counts_once_and_from_whom_was_asked() {
         let mut exchange = Exchange::default();
         exchange.ask(&question(5, 1), &SERVERS.into()).unwrap();
-        let Batch { to, letters, .. } = exchange.next().unwrap();
-        assert_eq!((to, numbers(&letters)), (SERVERS[0], vec![1]));
+        let Batch { to, envelopes, .. } = exchange.next().unwrap();
+        assert_eq!((to, numbers(&envelopes)), (SERVERS[0], vec![1]));
         assert_eq!(exchange.next().unwrap().to, SERVERS[1]);
         assert!(exchange.answer(SERVERS[1], 1, Ok(Body(vec![]))).is_err(), "it is another's");
         exchange.answer(SERVERS[0], 1, Ok(Body(vec![1]))).unwrap();
         let why = exchange.answer(SERVERS[0], 1, Ok(Body(vec![2]))).unwrap_err();
         assert!(why.contains("answered already"), "{why}");
-        let Batch { to, letters, .. } = exchange.next().unwrap();
-        assert_eq!((to, answers(letters)), (WORKER, vec![(5, SERVERS[0], Ok(Body(vec![1])))]));
+        let Batch { to, envelopes, .. } = exchange.next().unwrap();
+        assert_eq!((to, answers(envelopes)), (WORKER, vec![(5, SERVERS[0], Ok(Body(vec![1])))]));
     }
 
     #[test]
@@ -242,11 +243,11 @@ mod tests {
             exchange.ask(&question(id, BATCH_BYTES / 2), &SERVERS.into()).unwrap();
         }
         let [first, second] = [(); 2].map(|()| exchange.next().unwrap());
-        assert_eq!(numbers(&first.letters), [1, 3]);
-        assert_eq!(numbers(&second.letters), [2, 4]);
+        assert_eq!(numbers(&first.envelopes), [1, 3]);
+        assert_eq!(numbers(&second.envelopes), [2, 4]);
         assert!(exchange.next().is_none());
         assert!(!exchange.taken(first.to, second.number) && exchange.taken(first.to, first.number));
-        assert_eq!(numbers(&exchange.next().unwrap().letters), [5]);
+        assert_eq!(numbers(&exchange.next().unwrap().envelopes), [5]);
     }
 
     #[test]
@@ -254,8 +255,8 @@ mod tests {
         let mut exchange = Exchange::default();
         exchange.ask(&question(1, 1), &[SERVERS[0], WORKER].into()).unwrap();
         exchange.lose(SERVERS[0], "gone");
-        let Batch { to, letters, .. } = exchange.next().unwrap();
-        assert_eq!((to, letters.len()), (WORKER, 2));
+        let Batch { to, envelopes, .. } = exchange.next().unwrap();
+        assert_eq!((to, envelopes.len()), (WORKER, 2));
         exchange.lose(WORKER, "gone as well");
         assert!(exchange.next().is_none() && exchange.debts.is_empty());
     }
@@ -268,9 +269,9 @@ mod tests {
             exchange.ask(&question(id, 1 << 20), &[SERVERS[0]].into()).unwrap();
         }
         let first = exchange.next().unwrap();
-        assert_eq!((first.to, first.letters.len()), (SERVERS[0], 1));
+        assert_eq!((first.to, first.envelopes.len()), (SERVERS[0], 1));
         let second = exchange.next().unwrap();
-        let refused = answers(second.letters);
+        let refused = answers(second.envelopes);
         assert_eq!((second.to, refused.len()), (WORKER, 1));
         assert!(refused[0].2.as_ref().unwrap_err().contains("wait for it"), "{refused:?}");
     }

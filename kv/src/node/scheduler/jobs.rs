@@ -16,7 +16,7 @@ use super::super::control::{
 };
 use super::super::group::NodeName;
 use super::super::session::SessionId;
-use super::plane::Plane;
+use super::control_state::ControlState;
 use super::tasks::{At, NewTask, Tasks, What};
 
 /// What a driver is told whose job somebody has cancelled.
@@ -60,10 +60,10 @@ impl Driver {
     }
 
     /// Answers it if it watches for losses.
-    fn answer_watch(&mut self, plane: &mut Plane, session: SessionId) {
+    fn answer_watch(&mut self, control: &mut ControlState, session: SessionId) {
         let Some(Watch { timestamp, heard }) = self.watches.take() else { return };
-        let losses = Losses { cancelled: self.cancelled.clone(), ..plane.losses(heard) };
-        plane.tell(session, timestamp, &losses);
+        let losses = Losses { cancelled: self.cancelled.clone(), ..control.losses(heard) };
+        control.tell(session, timestamp, &losses);
     }
 }
 
@@ -110,9 +110,9 @@ pub(super) struct Submission {
 impl Jobs {
     /// Waits for the drivers whose sessions outlast the scheduler, as long as earlier ones have
     /// not. The others do not come back.
-    pub(super) fn await_drivers(&mut self, plane: &Plane) {
-        self.drivers.retain(|session, _| plane.sessions.has(*session));
-        let now = plane.members.listened();
+    pub(super) fn await_drivers(&mut self, control: &ControlState) {
+        self.drivers.retain(|session, _| control.sessions.has(*session));
+        let now = control.members.listened();
         self.drivers.values_mut().for_each(|driver| {
             driver.awaited.get_or_insert(now);
         });
@@ -123,14 +123,14 @@ impl Jobs {
         self.drivers.values().any(|driver| driver.awaited.is_some())
     }
 
-    /// Enters that a driver has come back.
+    /// Records that a driver has come back.
     pub(super) fn is_back(&mut self, session: SessionId) {
         self.drivers.entry(session).and_modify(|driver| driver.awaited = None);
     }
 
     /// The drivers that have not come back for this long.
-    pub(super) fn overdue(&self, plane: &Plane, away_max: Duration) -> Vec<SessionId> {
-        let now = plane.members.listened();
+    pub(super) fn overdue(&self, control: &ControlState, away_max: Duration) -> Vec<SessionId> {
+        let now = control.members.listened();
         let is_overdue = |it: &Driver| it.awaited.is_some_and(|since| now - since >= away_max);
         let overdue = self.drivers.iter().filter(|(_, driver)| is_overdue(driver));
         overdue.map(|(session, _)| *session).collect()
@@ -171,7 +171,7 @@ impl Jobs {
     /// Gives a driver from outside the job of this name, at once or when an earlier one has ended.
     pub(super) fn begin(
         &mut self,
-        plane: &mut Plane,
+        control: &mut ControlState,
         session: SessionId,
         timestamp: u64,
         job: String,
@@ -183,33 +183,39 @@ impl Jobs {
             _ if job.contains('/') => format!("the name of a job has no slash, and {job:?} has"),
             _ if taken => format!("the job {job} has a driver: take another name"),
             _ => {
-                plane.sessions.keep(session);
+                control.sessions.keep(session);
                 self.drivers.entry(session).or_default().begins = Some((timestamp, job));
-                return self.settle(plane);
+                return self.settle(control);
             }
         };
-        plane.refuse(session, timestamp, &why);
+        control.refuse(session, timestamp, &why);
     }
 
     /// Takes the job of this name from another driver, which hears of it first, and then that its
     /// requests are refused. Answered when the job has ended.
-    fn cancel(&mut self, plane: &mut Plane, session: SessionId, timestamp: u64, job: String) {
+    fn cancel(
+        &mut self,
+        control: &mut ControlState,
+        session: SessionId,
+        timestamp: u64,
+        job: String,
+    ) {
         let mut drivers = self.drivers.iter_mut();
         let found = drivers.find(|(_, driver)| driver.job.as_ref() == Some(&job));
         let Some((&owner, driver)) = found.filter(|_| !job.is_empty()) else {
-            return plane.refuse(session, timestamp, &self.has_no(&job));
+            return control.refuse(session, timestamp, &self.has_no(&job));
         };
         tracing::info!(job, "cancelled");
         let visits = driver.visits;
         let refused = driver.cancel();
-        driver.answer_watch(plane, owner);
-        refused.for_each(|timestamp| plane.refuse(owner, timestamp, CANCELLED));
+        driver.answer_watch(control, owner);
+        refused.for_each(|timestamp| control.refuse(owner, timestamp, CANCELLED));
         self.tasks.disown(owner);
-        self.send_ready(plane);
+        self.send_ready(control);
         self.orphans.extend((!visits).then(|| job.clone()));
-        self.end_orphans(plane);
+        self.end_orphans(control);
         self.drivers.entry(session).or_default().cancels = Some((timestamp, job));
-        self.settle(plane);
+        self.settle(control);
     }
 
     /// Why a job cannot be cancelled that no driver from outside has.
@@ -226,21 +232,21 @@ impl Jobs {
     /// returns whether that was it.
     pub(super) fn answer_any(
         &mut self,
-        plane: &mut Plane,
+        control: &mut ControlState,
         session: SessionId,
         timestamp: u64,
         command: &Command,
     ) -> bool {
         let driver = self.drivers.entry(session).or_default();
         match command {
-            Command::Jobs => plane.tell(session, timestamp, &self.status()),
-            Command::Cancel { job } => self.cancel(plane, session, timestamp, job.clone()),
+            Command::Jobs => control.tell(session, timestamp, &self.status()),
+            Command::Cancel { job } => self.cancel(control, session, timestamp, job.clone()),
             _ if driver.cancelled.is_none() => return false,
             &Command::Watch(heard) => {
                 driver.watches = Some(Watch { timestamp, heard });
-                driver.answer_watch(plane, session);
+                driver.answer_watch(control, session);
             }
-            _ => plane.refuse(session, timestamp, CANCELLED),
+            _ => control.refuse(session, timestamp, CANCELLED),
         }
         true
     }
@@ -268,63 +274,65 @@ impl Jobs {
     }
 
     /// Begins jobs whose earlier namesakes have ended, and answers those that have cancelled one.
-    fn settle(&mut self, plane: &mut Plane) {
+    fn settle(&mut self, control: &mut ControlState) {
         let Jobs { drivers, tasks, orphans, guests } = self;
         let has_ended = |job: &String| !orphans.contains(job) && !tasks.forgets(job);
         for (&session, driver) in drivers {
             if let Some((timestamp, _)) = driver.cancels.take_if(|(_, job)| has_ended(job)) {
-                plane.tell(session, timestamp, &());
+                control.tell(session, timestamp, &());
             }
             if let Some((timestamp, job)) = driver.begins.take_if(|(_, job)| has_ended(job)) {
                 *guests += 1;
                 driver.node = *guests;
-                plane.guests.insert(*guests, session);
+                control.guests.insert(*guests, session);
                 tracing::info!(job, "begins");
                 driver.job = Some(job);
-                plane.tell(session, timestamp, &());
+                control.tell(session, timestamp, &());
             }
         }
     }
 
     /// Answers the drivers that watch for losses.
-    pub(super) fn answer_watches(&mut self, plane: &mut Plane) {
-        self.drivers.iter_mut().for_each(|(session, driver)| driver.answer_watch(plane, *session));
+    pub(super) fn answer_watches(&mut self, control: &mut ControlState) {
+        self.drivers
+            .iter_mut()
+            .for_each(|(session, driver)| driver.answer_watch(control, *session));
     }
 
     /// Goes on without a driver: nobody waits for its tasks, and its job ends.
-    pub(super) fn lose_driver(&mut self, plane: &mut Plane, session: SessionId) {
+    pub(super) fn lose_driver(&mut self, control: &mut ControlState, session: SessionId) {
         let Some(driver) = self.drivers.remove(&session) else { return };
-        plane.guests.remove(&driver.node);
+        control.guests.remove(&driver.node);
         self.tasks.disown(session);
-        self.send_ready(plane);
+        self.send_ready(control);
         self.orphans.extend(driver.job.filter(|_| !driver.visits));
-        self.end_orphans(plane);
+        self.end_orphans(control);
     }
 
     /// Goes on without a worker: no task waits for it.
-    pub(super) fn lose_worker(&mut self, plane: &mut Plane, rank: usize) {
+    pub(super) fn lose_worker(&mut self, control: &mut ControlState, rank: usize) {
         self.tasks.lose(rank);
-        self.send_ready(plane);
+        self.send_ready(control);
     }
 
     /// Does what became possible because tasks have ended.
-    pub(super) fn go_on(&mut self, plane: &mut Plane) {
-        self.answer_waits(plane);
-        self.end_orphans(plane);
-        self.settle(plane);
+    pub(super) fn go_on(&mut self, control: &mut ControlState) {
+        self.answer_waits(control);
+        self.end_orphans(control);
+        self.settle(control);
     }
 
-    /// Enters a worker's result of a task that it runs.
-    pub(super) fn report(&mut self, plane: &mut Plane, at: At, report: Report) {
+    /// Records a worker's result of a task that it runs.
+    pub(super) fn report(&mut self, control: &mut ControlState, at: At, report: Report) {
         self.tasks.report(at.task, at.rank, report);
-        self.send_ready(plane);
-        self.go_on(plane);
+        self.send_ready(control);
+        self.go_on(control);
     }
 
     /// Makes the workers forget jobs that have lost their drivers.
-    fn end_orphans(&mut self, plane: &mut Plane) {
+    fn end_orphans(&mut self, control: &mut ControlState) {
         while let Some(job) = self.orphans.pop() {
-            let forgets = self.forget(plane, None, job.clone());
+            let forgets = self.forget(control, None, job.clone());
             if let Submitted::Full(_) | Submitted::Refused(_) = forgets {
                 return self.orphans.push(job);
             }
@@ -334,36 +342,41 @@ impl Jobs {
     /// Makes all workers forget a job and drop its tables.
     pub(super) fn forget(
         &mut self,
-        plane: &mut Plane,
+        control: &mut ControlState,
         driver: Option<SessionId>,
         job: String,
     ) -> Submitted {
-        let ranks = plane.members.live_workers();
+        let ranks = control.members.live_workers();
         let rank = ranks.first().copied().unwrap_or(0);
         let order = Some(Order::Forget { job: job.clone(), rank });
         let what = What::Forgets(job);
         let after = Vec::new();
-        self.start(plane, NewTask { owner: driver, what, ranks, order, after, parent: None })
+        self.start(control, NewTask { owner: driver, what, ranks, order, after, parent: None })
     }
 
     /// Adds a task that nobody runs.
-    pub(super) fn promise(&mut self, plane: &mut Plane, driver: SessionId) -> Submitted {
+    pub(super) fn promise(&mut self, control: &mut ControlState, driver: SessionId) -> Submitted {
         let (ranks, after) = (Vec::new(), Vec::new());
         let (owner, what) = (Some(driver), What::Virtual);
-        self.start(plane, NewTask { owner, what, ranks, order: None, after, parent: None })
+        self.start(control, NewTask { owner, what, ranks, order: None, after, parent: None })
     }
 
     /// Finishes such a task; returns whether there is one.
-    pub(super) fn finish(&mut self, plane: &mut Plane, driver: SessionId, task: u64) -> bool {
+    pub(super) fn finish(
+        &mut self,
+        control: &mut ControlState,
+        driver: SessionId,
+        task: u64,
+    ) -> bool {
         let is_there = self.tasks.finish_virtual(task, driver);
-        self.send_ready(plane);
+        self.send_ready(control);
         is_there
     }
 
     /// Starts a task of a job.
     pub(super) fn submit(
         &mut self,
-        plane: &mut Plane,
+        control: &mut ControlState,
         owner: SessionId,
         submission: Submission,
     ) -> Submitted {
@@ -372,19 +385,19 @@ impl Jobs {
             Program::App { app, body } => (app.clone(), Order::Run { job, app, body }),
             Program::Steps(steps) => ("a graph".to_owned(), Order::Steps { job, steps }),
         };
-        let workers = plane.members.size(Role::Worker);
-        let ranks = match target.ranks(workers, || plane.members.live_workers()) {
+        let workers = control.members.size(Role::Worker);
+        let ranks = match target.ranks(workers, || control.members.live_workers()) {
             Ok(ranks) => ranks,
             Err(why) => return Submitted::Refused(why),
         };
         let (owner, what, order) = (Some(owner), What::App(app), Some(order));
-        self.start(plane, NewTask { owner, what, ranks, order, after, parent })
+        self.start(control, NewTask { owner, what, ranks, order, after, parent })
     }
 
     /// Starts a sub-task of a task that a worker runs.
     pub(super) fn spawn(
         &mut self,
-        plane: &mut Plane,
+        control: &mut ControlState,
         at: At,
         target: Target,
         program: Program,
@@ -393,12 +406,12 @@ impl Jobs {
             return Submitted::Refused("nobody waits for the task any more".to_owned());
         };
         let (after, parent) = (Vec::new(), Some(at));
-        self.submit(plane, owner, Submission { target, job, program, after, parent })
+        self.submit(control, owner, Submission { target, job, program, after, parent })
     }
 
     /// Adds a task, or refuses it; sends it if its turn has come.
-    fn start(&mut self, plane: &mut Plane, task: NewTask) -> Submitted {
-        if let Some(loss) = &plane.lost {
+    fn start(&mut self, control: &mut ControlState, task: NewTask) -> Submitted {
+        if let Some(loss) = &control.lost {
             return Submitted::Lost(loss.clone());
         }
         if let Some(unknown) = self.tasks.first_unknown(&task.after) {
@@ -412,56 +425,61 @@ impl Jobs {
         if let Some(&full) = task.ranks.iter().find(is_full).filter(|_| task.after.is_empty()) {
             return Submitted::Full(full);
         }
-        let lost = task.ranks.iter().find_map(|rank| plane.members.worker(*rank).err());
+        let lost = task.ranks.iter().find_map(|rank| control.members.worker(*rank).err());
         if let Some(loss) = lost {
             return Submitted::Lost(loss);
         }
         let number = self.tasks.add(task);
-        self.send_ready(plane);
+        self.send_ready(control);
         Submitted::Task(number)
     }
 
     /// Sends the orders of tasks whose turn has come.
-    fn send_ready(&mut self, plane: &mut Plane) {
+    fn send_ready(&mut self, control: &mut ControlState) {
         while let Some((At { task, rank }, order)) = self.tasks.next_ready(TASKS_MAX) {
-            let Ok(session) = plane.members.worker(rank) else { continue };
-            plane.order(session, task, &order);
+            let Ok(session) = control.members.worker(rank) else { continue };
+            control.order(session, task, &order);
         }
     }
 
     /// Answers a driver when this task is done or will never be.
-    pub(super) fn wait(&mut self, plane: &mut Plane, driver: SessionId, asked: (u64, u64)) {
+    pub(super) fn wait(
+        &mut self,
+        control: &mut ControlState,
+        driver: SessionId,
+        asked: (u64, u64),
+    ) {
         self.drivers.entry(driver).or_default().waits = Some(asked);
-        self.answer_waits(plane);
+        self.answer_waits(control);
     }
 
     /// Answers a driver when the first of these tasks is done or will never be.
     pub(super) fn wait_first(
         &mut self,
-        plane: &mut Plane,
+        control: &mut ControlState,
         driver: SessionId,
         asked: (u64, Vec<u64>),
     ) {
         self.drivers.entry(driver).or_default().first = Some(asked);
-        self.answer_waits(plane);
+        self.answer_waits(control);
     }
 
     /// Answers the drivers that wait for a task which is done or will never be.
-    pub(super) fn answer_waits(&mut self, plane: &mut Plane) {
+    pub(super) fn answer_waits(&mut self, control: &mut ControlState) {
         let Jobs { drivers, tasks, .. } = self;
         for (&session, driver) in drivers {
-            let ends = |task: &&u64| plane.lost.is_some() || tasks.is_done(**task, session);
+            let ends = |task: &&u64| control.lost.is_some() || tasks.is_done(**task, session);
             let asked = driver.first.as_ref();
             let found = asked.and_then(|(asked, tasks)| Some((*asked, *tasks.iter().find(ends)?)));
             if let Some((timestamp, task)) = found {
                 driver.first = None;
-                plane.tell(session, timestamp, &task);
+                control.tell(session, timestamp, &task);
             }
             let Some((timestamp, task)) = driver.waits else { continue };
-            let lost = || plane.lost.clone().map(Waited::Lost);
+            let lost = || control.lost.clone().map(Waited::Lost);
             if let Some(waited) = tasks.take(task, session).or_else(lost) {
                 driver.waits = None;
-                plane.tell(session, timestamp, &waited);
+                control.tell(session, timestamp, &waited);
             }
         }
     }

@@ -5,14 +5,14 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 
 use super::super::barriers::{Barriers, NAME_BYTES_MAX, Party, Waiting};
-use super::super::control::{Acknowledged, Letter, Order, Post};
-use super::super::desk::BODY_BYTES_MAX;
+use super::super::control::{Acknowledged, Envelope, Order, Post};
 use super::super::group::{NodeName, Recipients};
 use super::super::members::{Members, Violation};
+use super::super::rpc::BODY_BYTES_MAX;
 use super::super::session::SessionId;
+use super::control_state::ControlState;
 use super::exchange::{Batch, Exchange, Question};
 use super::jobs::Jobs;
-use super::plane::Plane;
 use super::tasks::{Tasks, Unheard};
 
 /// An answer to the message of a node.
@@ -37,7 +37,7 @@ impl Reply {
     }
 }
 
-/// All letters under way, and all barriers.
+/// All envelopes under way, and all barriers.
 #[derive(Default, Serialize, Deserialize)]
 pub(super) struct Posts {
     exchange: Exchange,
@@ -49,33 +49,33 @@ impl Posts {
     ///
     /// # Errors
     /// If it breaks the rules.
-    pub(super) fn take_in(
+    pub(super) fn ingest(
         &mut self,
-        plane: &mut Plane,
+        control: &mut ControlState,
         jobs: &Jobs,
         sender: Waiting,
         post: Post,
     ) -> Result<(), Violation> {
-        let replies = self.enter(plane, jobs, sender, post)?;
-        self.reply(plane, replies);
+        let replies = self.enter(control, jobs, sender, post)?;
+        self.reply(control, replies);
         Ok(())
     }
 
-    /// Enters what a node wants; returns what is to be answered now.
+    /// Records what a node wants; returns what is to be answered now.
     fn enter(
         &mut self,
-        plane: &Plane,
+        control: &ControlState,
         jobs: &Jobs,
         sender: Waiting,
         post: Post,
     ) -> Result<Vec<Reply>, Violation> {
         let from = sender.node;
         let outcome = match post {
-            Post::Request { id, to, responder, command, body } => {
-                check(responder.len(), NAME_BYTES_MAX)?;
+            Post::Request { id, to, handler, command, body } => {
+                check(handler.len(), NAME_BYTES_MAX)?;
                 check(body.0.len(), BODY_BYTES_MAX)?;
-                let question = Question { asker: from, id, responder, command, body };
-                let nodes = recipients(plane, jobs, from, to);
+                let question = Question { asker: from, id, handler, command, body };
+                let nodes = recipients(control, jobs, from, to);
                 let asked =
                     nodes.and_then(|nodes| self.exchange.ask(&question, &nodes).map(|()| nodes));
                 asked.map(Acknowledged::Asked)
@@ -88,7 +88,7 @@ impl Posts {
             }
             Post::Barrier { party, name } => {
                 check(name.len(), NAME_BYTES_MAX)?;
-                match nodes_of(&plane.members, &jobs.tasks, from, party) {
+                match nodes_of(&control.members, &jobs.tasks, from, party) {
                     Ok(nodes) => return Ok(self.arrive(sender, party, name, nodes)),
                     Err(why) => Err(why),
                 }
@@ -125,50 +125,55 @@ impl Posts {
     }
 
     /// Goes on without a node that is lost for this reason.
-    pub(super) fn lose(&mut self, plane: &mut Plane, node: NodeName, reason: &str) {
+    pub(super) fn lose(&mut self, control: &mut ControlState, node: NodeName, reason: &str) {
         self.exchange.lose(node, reason);
         let met = self.barriers.lose(node).into_iter().map(Reply::met).collect();
-        self.reply(plane, met);
+        self.reply(control, met);
     }
 
     /// Tells workers that others have failed at tasks that they run.
-    pub(super) fn tell_failures(&mut self, plane: &mut Plane, unheard: Vec<Unheard>) {
+    pub(super) fn tell_failures(&mut self, control: &mut ControlState, unheard: Vec<Unheard>) {
         if unheard.is_empty() {
             return;
         }
         for Unheard { rank, failure } in unheard {
             let worker = NodeName::Worker(rank);
-            if plane.session(worker).is_some() {
-                self.exchange.tell(worker, Letter::Failed(failure));
+            if control.session(worker).is_some() {
+                self.exchange.tell(worker, Envelope::Failed(failure));
             }
         }
-        self.hand_on(plane);
+        self.hand_on(control);
     }
 
-    /// Enters that a node has taken the letters of this batch, and sends it the next ones; returns
-    /// false if it has none.
-    pub(super) fn taken(&mut self, plane: &mut Plane, node: NodeName, number: u64) -> bool {
+    /// Records that a node has taken the envelopes of this batch, and sends it the next ones;
+    /// returns false if it has none.
+    pub(super) fn taken(
+        &mut self,
+        control: &mut ControlState,
+        node: NodeName,
+        number: u64,
+    ) -> bool {
         let is_taken = self.exchange.taken(node, number);
-        self.hand_on(plane);
+        self.hand_on(control);
         is_taken
     }
 
-    /// Answers nodes, and hands on letters.
-    fn reply(&mut self, plane: &mut Plane, replies: Vec<Reply>) {
+    /// Answers nodes, and hands on envelopes.
+    fn reply(&mut self, control: &mut ControlState, replies: Vec<Reply>) {
         for Reply { session, timestamp, outcome } in replies {
             match outcome {
-                Ok(answer) => plane.tell(session, timestamp, &answer),
-                Err(why) => plane.refuse(session, timestamp, &why),
+                Ok(answer) => control.tell(session, timestamp, &answer),
+                Err(why) => control.refuse(session, timestamp, &why),
             }
         }
-        self.hand_on(plane);
+        self.hand_on(control);
     }
 
-    /// Sends the letters of nodes that have taken their last ones.
-    fn hand_on(&mut self, plane: &mut Plane) {
-        while let Some(Batch { number, to, letters }) = self.exchange.next() {
-            if let Some(session) = plane.session(to) {
-                plane.order(session, number, &Order::Letters(letters));
+    /// Sends the envelopes of nodes that have taken their last ones.
+    fn hand_on(&mut self, control: &mut ControlState) {
+        while let Some(Batch { number, to, envelopes }) = self.exchange.next() {
+            if let Some(session) = control.session(to) {
+                control.order(session, number, &Order::Envelopes(envelopes));
             }
         }
     }
@@ -179,7 +184,7 @@ impl Posts {
 /// # Errors
 /// The reason why there are none.
 fn recipients(
-    plane: &Plane,
+    control: &ControlState,
     jobs: &Jobs,
     from: NodeName,
     to: Recipients,
@@ -187,9 +192,9 @@ fn recipients(
     let driver = match to {
         Recipients::DriverOf(task) => jobs.driver_of(from, task)?,
         Recipients::Node(node @ NodeName::Driver(_)) => node,
-        _ => return plane.members.named(to),
+        _ => return control.members.named(to),
     };
-    plane.session(driver).map(|_| [driver].into()).ok_or_else(|| format!("there is no {driver}"))
+    control.session(driver).map(|_| [driver].into()).ok_or_else(|| format!("there is no {driver}"))
 }
 
 /// The nodes that a barrier of this party is for.

@@ -7,43 +7,43 @@ use super::super::members::{Seat, Violation};
 use super::super::session::{Said, SessionId, Speech};
 use super::further;
 use super::jobs::{Gathers, Submission, Watch};
-use super::keeper::Keeper;
-use super::service::{LEAVE_WITHIN, Service, WARN_EVERY};
 use super::state::State;
+use super::state_store::StateStore;
 use super::tasks::At;
+use super::thread::{LEAVE_WITHIN, SchedulerThread, WARN_EVERY};
 
-impl Service {
+impl SchedulerThread {
     /// Does what a driver wants.
-    pub(super) fn obey(&mut self, session: SessionId, said: &Said) -> Result<(), Violation> {
+    pub(super) fn dispatch(&mut self, session: SessionId, said: &Said) -> Result<(), Violation> {
         let timestamp = said.of;
-        let State { plane, jobs, posts, .. } = &mut self.state;
-        let now = plane.now;
-        let is_launcher = plane.launcher == Some(session);
+        let State { control, jobs, posts, .. } = &mut self.state;
+        let now = control.now;
+        let is_launcher = control.launcher == Some(session);
         if said.speech != Speech::Ask {
             if let Some(node) = jobs.name(session) {
-                posts.taken(plane, node, timestamp);
+                posts.taken(control, node, timestamp);
             }
             return Ok(());
         }
         let command: Command = said.read()?;
-        if jobs.answer_any(plane, session, timestamp, &command) {
+        if jobs.answer_any(control, session, timestamp, &command) {
             return Ok(());
         }
         let driver = jobs.drivers.entry(session).or_default();
         let job = match (&command, &driver.job) {
             (&Command::Begin { ref job, visits }, None) if driver.begins.is_none() => {
                 driver.visits = visits;
-                jobs.begin(plane, session, timestamp, job.clone());
+                jobs.begin(control, session, timestamp, job.clone());
                 return Ok(());
             }
             (Command::Nodes, _) => {
-                let states = plane.members.states();
-                plane.tell(session, timestamp, &states);
+                let states = control.members.states();
+                control.tell(session, timestamp, &states);
                 return Ok(());
             }
             (Command::Paused, _) => {
-                let paused = self.keeper.as_ref().and_then(Keeper::paused);
-                plane.tell(session, timestamp, &paused);
+                let paused = self.state_store.as_ref().and_then(StateStore::paused);
+                control.tell(session, timestamp, &paused);
                 return Ok(());
             }
             (Command::Begin { .. }, _) | (_, None) => return Err(Violation::Job),
@@ -51,7 +51,7 @@ impl Service {
                 if driver.visits =>
             {
                 let why = "a driver that visits a cluster has no tasks: attach to it for a job";
-                plane.tell(session, timestamp, &Submitted::Refused(why.to_owned()));
+                control.tell(session, timestamp, &Submitted::Refused(why.to_owned()));
                 return Ok(());
             }
             (_, Some(job)) => job.clone(),
@@ -69,51 +69,51 @@ impl Service {
             Command::Submit { part, target, program, after } => {
                 let job = control::within(&job, &part);
                 let submission = Submission { target, job, program, after, parent: None };
-                let submitted = jobs.submit(plane, session, submission);
-                plane.tell(session, timestamp, &submitted);
+                let submitted = jobs.submit(control, session, submission);
+                control.tell(session, timestamp, &submitted);
             }
             Command::Promise => {
-                let submitted = jobs.promise(plane, session);
-                plane.tell(session, timestamp, &submitted);
+                let submitted = jobs.promise(control, session);
+                control.tell(session, timestamp, &submitted);
             }
             Command::Finish { task } => {
-                let is_there = jobs.finish(plane, session, task);
-                plane.tell(session, timestamp, &is_there);
+                let is_there = jobs.finish(control, session, task);
+                control.tell(session, timestamp, &is_there);
             }
             Command::Forget { part } => {
-                let submitted = jobs.forget(plane, Some(session), control::within(&job, &part));
-                plane.tell(session, timestamp, &submitted);
+                let submitted = jobs.forget(control, Some(session), control::within(&job, &part));
+                control.tell(session, timestamp, &submitted);
             }
             Command::Post(post) => {
                 let node = jobs.name(session).ok_or(Violation::Job)?;
-                return posts.take_in(plane, jobs, Waiting { node, session, timestamp }, post);
+                return posts.ingest(control, jobs, Waiting { node, session, timestamp }, post);
             }
-            Command::Wait { task } => jobs.wait(plane, session, (timestamp, task)),
-            Command::First { tasks } => jobs.wait_first(plane, session, (timestamp, tasks)),
+            Command::Wait { task } => jobs.wait(control, session, (timestamp, task)),
+            Command::First { tasks } => jobs.wait_first(control, session, (timestamp, tasks)),
             Command::Watch(heard) => {
                 driver.watches = Some(Watch { timestamp, heard });
-                let losses = plane.losses(heard);
+                let losses = control.losses(heard);
                 if losses.is_news() {
                     driver.watches = None;
-                    plane.tell(session, timestamp, &losses);
+                    control.tell(session, timestamp, &losses);
                 }
             }
             Command::AnnounceLeave { server } => {
-                let threads = further::announce_leave(plane, jobs, server);
-                plane.tell_or_refuse(session, timestamp, threads);
+                let threads = further::announce_leave(control, jobs, server);
+                control.tell_or_refuse(session, timestamp, threads);
             }
             Command::Leave { server, departed } => {
-                let told = further::let_leave(plane, jobs, server, departed);
-                plane.tell_or_refuse(session, timestamp, told);
+                let told = further::let_leave(control, jobs, server, departed);
+                control.tell_or_refuse(session, timestamp, told);
             }
             Command::Check => {
                 self.check_members();
-                let lost = self.state.plane.lost.clone();
-                self.state.plane.tell(session, timestamp, &lost);
+                let lost = self.state.control.lost.clone();
+                self.state.control.tell(session, timestamp, &lost);
             }
             Command::End { .. } if !is_launcher => return Err(Violation::NotLauncher),
             Command::End { reason } => {
-                plane.order_all(jobs.tasks.next_number(), &Order::End);
+                control.order_all(jobs.tasks.next_number(), &Order::End);
                 self.state.ended = Some(reason);
                 self.launcher.ends = Some((timestamp, now + LEAVE_WITHIN));
             }
@@ -132,26 +132,26 @@ impl Service {
         match said.read::<Ask>()? {
             Ask::Join(join) => self.join(session, timestamp, join),
             Ask::Post(post) => {
-                let Seat { role, rank } = self.state.plane.members.of(session, "other nodes")?;
+                let Seat { role, rank } = self.state.control.members.of(session, "other nodes")?;
                 let sender = Waiting { node: NodeName::of(role, rank), session, timestamp };
-                self.state.posts.take_in(&mut self.state.plane, &self.state.jobs, sender, post)
+                self.state.posts.ingest(&mut self.state.control, &self.state.jobs, sender, post)
             }
             Ask::Spawn { task, target, app, body } => {
-                let seat = self.state.plane.members.of(session, "a sub-task")?;
+                let seat = self.state.control.members.of(session, "a sub-task")?;
                 let at = At { task, rank: seat.rank };
                 let program = Program::App { app, body };
-                let spawned = self.state.jobs.spawn(&mut self.state.plane, at, target, program);
-                self.state.plane.tell(session, timestamp, &spawned);
+                let spawned = self.state.jobs.spawn(&mut self.state.control, at, target, program);
+                self.state.control.tell(session, timestamp, &spawned);
                 Ok(())
             }
             Ask::Alive(vitals) => {
-                let State { plane, jobs, .. } = &mut self.state;
-                plane.members.alive(session, vitals)?;
-                plane.members.compare_paces(|rank| jobs.tasks.load(rank) > 0);
-                let left = plane.members.farewell(session);
-                let is_lost = plane.lost.is_some();
+                let State { control, jobs, .. } = &mut self.state;
+                control.members.alive(session, vitals)?;
+                control.members.compare_paces(|rank| jobs.tasks.load(rank) > 0);
+                let left = control.members.farewell(session);
+                let is_lost = control.lost.is_some();
                 let pulse = Pulse { ended: self.state.ended.clone().or(left), is_lost };
-                self.state.plane.tell(session, timestamp, &pulse);
+                self.state.control.tell(session, timestamp, &pulse);
                 Ok(())
             }
         }
@@ -159,9 +159,10 @@ impl Service {
 
     /// Records a worker's result of a task; ignores results that were not requested or came before.
     fn report(&mut self, session: SessionId, said: &Said) -> Result<(), Violation> {
-        let seat = self.state.plane.members.of(session, "a report")?;
+        let seat = self.state.control.members.of(session, "a report")?;
         let task = said.of;
-        if self.state.posts.taken(&mut self.state.plane, NodeName::of(seat.role, seat.rank), task) {
+        if self.state.posts.taken(&mut self.state.control, NodeName::of(seat.role, seat.rank), task)
+        {
             return Ok(());
         }
         if seat.role != Role::Worker || !self.state.jobs.tasks.is_run_by(task, seat.rank) {
@@ -172,7 +173,7 @@ impl Service {
             return Ok(());
         }
         let at = At { task, rank: seat.rank };
-        self.state.jobs.report(&mut self.state.plane, at, said.read()?);
+        self.state.jobs.report(&mut self.state.control, at, said.read()?);
         Ok(())
     }
 }

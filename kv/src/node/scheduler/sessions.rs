@@ -132,7 +132,7 @@ impl Sessions {
     ///
     /// # Errors
     /// If no honest node says it.
-    pub(super) fn take_in(
+    pub(super) fn ingest(
         &mut self,
         id: SessionId,
         message: &Message,
@@ -140,7 +140,7 @@ impl Sessions {
         let held = self.held.get_mut(&id).filter(|held| !held.is_gone);
         let Some(held) = held else { return Ok(None) };
         self.due.insert(id);
-        Ok(match held.session.take_in(message)? {
+        Ok(match held.session.ingest(message)? {
             Incoming::Acknowledged => None,
             Incoming::Known { number } => {
                 held.heard.push(number);
@@ -213,12 +213,12 @@ impl Sessions {
         self.has_news
     }
 
-    /// Enters that everything so far is saved.
+    /// Records that everything so far is saved.
     pub(super) fn saved(&mut self) {
         self.has_news = false;
     }
 
-    /// Enters something that a scheduler which comes back must know.
+    /// Records something that a scheduler which comes back must know.
     pub(super) fn enter_news(&mut self) {
         self.has_news = true;
     }

@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 use super::super::backend::{Van, incarnation};
 use super::super::members::Members;
 use super::super::session::Stamp;
+use super::control_state::ControlState;
 use super::jobs::Jobs;
-use super::plane::Plane;
 use super::posts::Posts;
 use crate::config::ClusterConfig;
 use crate::error::{Error, Result};
@@ -18,7 +18,7 @@ use crate::error::{Error, Result};
 /// What the thread knows.
 #[derive(Serialize, Deserialize)]
 pub(super) struct State {
-    pub(super) plane: Plane,
+    pub(super) control: ControlState,
     pub(super) jobs: Jobs,
     pub(super) posts: Posts,
     /// Once all have joined: the vans of the drivers, or why some nodes have none in common.
@@ -102,7 +102,7 @@ impl Lineage {
 impl State {
     pub(super) fn new(members: Members) -> State {
         State {
-            plane: Plane::new(members),
+            control: ControlState::new(members),
             jobs: Jobs::default(),
             posts: Posts::default(),
             chosen: None,
@@ -113,14 +113,14 @@ impl State {
     /// Goes on at time `now`, after the process that had this state: its nodes come back, its
     /// driver does not.
     pub(super) fn come_back(mut self, now: Duration) -> State {
-        let State { plane, jobs, .. } = &mut self;
-        plane.members.come_back(now);
+        let State { control, jobs, .. } = &mut self;
+        control.members.come_back(now);
         // It is saved at once: an earlier scheduler that still runs finds out by that.
-        plane.sessions.enter_news();
-        jobs.await_drivers(plane);
-        if let Some(launcher) = self.plane.launcher.take() {
+        control.sessions.enter_news();
+        jobs.await_drivers(control);
+        if let Some(launcher) = self.control.launcher.take() {
             self.jobs.come_back_without(launcher);
-            self.plane.sessions.close(launcher);
+            self.control.sessions.close(launcher);
         }
         self
     }

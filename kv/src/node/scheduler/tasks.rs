@@ -310,7 +310,7 @@ impl Tasks {
         self.settle();
     }
 
-    /// Enters finished sub-tasks at their parents, and removes tasks that are finished and that
+    /// Records finished sub-tasks at their parents, and removes tasks that are finished and that
     /// nobody waits for.
     fn settle(&mut self) {
         let is_finished_part =

@@ -13,27 +13,27 @@
 //! applied again, or refused again if it was; of commands the answer to a worker's last one is
 //! kept, for the same reason. Joins, clocks and leaves of a table with a consistency model are
 //! inputs, too (`models.rs`). What is not confirmed is kept, and goes again to whoever follows
-//! after a loss. So a copy always has the beginning of what the one before it has, and all that was
-//! ever answered.
+//! after a loss. Invariant: the log of each replica is a prefix of the log of its
+//! predecessor, and every acknowledged record is in all of them.
 //!
 //! Under BSP all pushes of an iteration are applied at its end, one behind the other. They go on
 //! together, as the rows that they have changed, where these take fewer bytes (`gathered.rs`). The
 //! parts of a sum, as those of a gradient, go on as the sum (`sums.rs`).
 //!
-//! Who is in a chain follows from the [`View`], of which the scheduler tells servers, and workers
-//! before they ask anything that depends on it. A thread that finds another one behind itself asks
-//! it to follow (`Follow`). If that has no copy, it gets one: all rows, a piece at a time beside
-//! other work (`Rows`), pushes meanwhile, and at the end what was applied of whom, and how far the
-//! workers are (`Whole`). A shard that is no rows goes as an image of one moment, and before the
-//! copy is whole the inputs since. This is chain replication of van Renesse and Schneider (OSDI
-//! 2004), with reads at the head that the tail confirms.
+//! Who is in a chain follows from the [`Membership`], of which the scheduler tells servers, and
+//! workers before they ask anything that depends on it. A thread that finds another one behind
+//! itself asks it to follow (`Follow`). If that has no copy, it gets one: all rows, a piece at a
+//! time beside other work (`Rows`), pushes meanwhile, and at the end what was applied of whom, and
+//! how far the workers are (`Whole`). A shard that is no rows goes as an image of one moment, and
+//! before the copy is whole the inputs since. This is chain replication of van Renesse and
+//! Schneider (OSDI 2004), with reads at the head that the tail confirms.
 //!
 //! Path: codec > thread > **tables** > shard > store > answer.
 
 mod gathered;
-mod marks;
 mod models;
 mod serve;
+mod sessions;
 mod sums;
 mod tables;
 mod way;
@@ -43,23 +43,23 @@ use std::ops::AddAssign;
 use std::time::Duration;
 
 use caravan_van::wire::Kind;
-use caravan_van::{Draft, Endpoint, KeyRange, Lanes, PeerId, Pool, Shared, Values};
+use caravan_van::{Connections, Draft, Endpoint, KeyRange, PeerId, Pool, Shared, Values};
 use serde::{Deserialize, Serialize};
 
-use self::marks::{Applied, Sender, Watermarks};
 use self::models::{Awaiting, tells_clock};
+use self::sessions::{Applied, Sender, Sessions};
 use self::sums::Sum;
 use self::way::{Head, Lane, Posted, Way};
+use super::admission::Standing;
 use super::cut::put;
-use super::governor::Standing;
 use super::image::Outgoing;
 use super::moving::UNANSWERED_MAX;
-use super::{Governor, Held};
+use super::{AdmissionController, Held};
+use crate::membership::Membership;
 use crate::op::Op;
 use crate::server::answer::{ReplyTo, collect, gather, post_values, refuse};
 use crate::server::shard::{Extract, Request, Shard};
 use crate::table::TableSpec;
-use crate::view::View;
 
 /// Time between two attempts to reach a thread.
 pub(in crate::server) const RETRY: Duration = Duration::from_millis(20);
@@ -92,7 +92,7 @@ pub(in crate::server) struct Chain {
     is_whole: bool,
     /// The lane on which they come, until they are.
     comes_from: Option<PeerId>,
-    applied: Watermarks,
+    applied: Sessions,
     /// The thread behind this one.
     next: Option<usize>,
     link: Link,
@@ -224,7 +224,7 @@ impl AddAssign for ChainCounters {
 /// What all chains of a thread share.
 #[derive(Default)]
 pub(super) struct Chains {
-    pub(super) view: View,
+    pub(super) view: Membership,
     /// Lanes to the threads that follow.
     lanes: BTreeMap<usize, Lane>,
     /// By lane, the node at the other end.
@@ -258,7 +258,7 @@ impl Chain {
             is_asynchronous: spec.asynchronous,
             is_whole,
             comes_from: None,
-            applied: Watermarks::new(pool),
+            applied: Sessions::new(pool),
             next: None,
             link: Link::Unasked,
             copying: None,
@@ -276,7 +276,7 @@ impl Chain {
     fn answer_to(
         &self,
         shard: &mut dyn Shard,
-        governor: Option<&Governor>,
+        admission: Option<&AdmissionController>,
         memory: &Pool,
         (sender, timestamp): (Sender, u64),
         (op, request): (Op, &Request<'_>),
@@ -286,7 +286,7 @@ impl Chain {
             Op::Pull | Op::PushPull => return collect(memory, shard, request).map(Some),
             Op::Command | Op::Join => self.applied.answer(sender, timestamp)?,
             Op::Fresh => {
-                fresh = governor.map_or(0, |it| it.freshness(request.range)).to_le_bytes();
+                fresh = admission.map_or(0, |it| it.freshness(request.range)).to_le_bytes();
                 &fresh
             }
             _ => &[],
@@ -299,8 +299,11 @@ impl Chain {
     }
 
     /// All of the copy but the shard itself, as JSON.
-    fn rest(&self, governor: Option<&Governor>) -> Result<Vec<u8>, String> {
-        let rest = Rest { applied: self.applied.all(), model: governor.map(Governor::standing) };
+    fn rest(&self, admission: Option<&AdmissionController>) -> Result<Vec<u8>, String> {
+        let rest = Rest {
+            applied: self.applied.all(),
+            model: admission.map(AdmissionController::standing),
+        };
         serde_json::to_vec(&rest).map_err(|error| error.to_string())
     }
 
@@ -308,7 +311,7 @@ impl Chain {
     /// Where copies are asynchronous nothing waits until as much is under way as a lane has
     /// credits. The last message to each thread that is for others further on leaves room for those
     /// that end there, so that full lanes never wait for each other in a circle.
-    fn holds(&self, chains: &Chains, lanes: &Lanes, index: usize) -> bool {
+    fn holds(&self, chains: &Chains, lanes: &Connections, index: usize) -> bool {
         if !self.held.is_empty() {
             return true;
         }
@@ -452,14 +455,14 @@ impl Chain {
     }
 
     /// Answers everything, since nobody has to confirm it.
-    fn answer_all(&mut self, lanes: &mut Lanes, broken: &mut Vec<PeerId>) {
+    fn answer_all(&mut self, lanes: &mut Connections, broken: &mut Vec<PeerId>) {
         self.posted = 0;
         let parts = self.take_parts();
         let replies = self.unconfirmed.drain(..).chain(parts).flat_map(|it| it.replies);
         replies.for_each(|reply| reply.send(lanes, broken));
     }
 
-    /// Enters that the next thread is another one, or on another lane.
+    /// Records that the next thread is another one, or on another lane.
     fn turn_to(&mut self, next: Option<usize>) {
         self.next = next;
         self.link = Link::Unasked;
@@ -467,8 +470,8 @@ impl Chain {
         self.posted = 0;
     }
 
-    /// Enters that the next thread can have no copy.
-    fn fail(&mut self, lanes: &mut Lanes, broken: &mut Vec<PeerId>) {
+    /// Records that the next thread can have no copy.
+    fn fail(&mut self, lanes: &mut Connections, broken: &mut Vec<PeerId>) {
         self.link = Link::Failed;
         self.copying = None;
         self.answer_all(lanes, broken);
@@ -495,7 +498,7 @@ impl Chain {
         &mut self,
         way: &mut Way<'_>,
         shard: &mut dyn Shard,
-        governor: Option<&Governor>,
+        admission: Option<&AdmissionController>,
         text: &str,
         piece_bytes: usize,
         counters: &mut ChainCounters,
@@ -545,7 +548,7 @@ impl Chain {
                     self.unconfirmed.pop_front_if(|_| is_posted);
                     return Ok(is_posted);
                 }
-                let rest = self.rest(governor)?;
+                let rest = self.rest(admission)?;
                 let values = Values::Copied(&rest);
                 if way.post(Draft { values, ..Draft::new(Kind::Request) }, Op::Whole).is_some() {
                     counters.copied += 1;
@@ -576,7 +579,7 @@ impl Chain {
 }
 
 impl Reply {
-    fn send(self, lanes: &mut Lanes, broken: &mut Vec<PeerId>) {
+    fn send(self, lanes: &mut Connections, broken: &mut Vec<PeerId>) {
         let Reply { to, answer } = self;
         let sent = match answer {
             Ok(None) => lanes.answer(to.peer, to.timestamp),
@@ -594,7 +597,7 @@ impl Chains {
     /// The lane to the next thread of a chain, if there is one.
     fn way<'a>(
         &'a mut self,
-        lanes: &'a mut Lanes,
+        lanes: &'a mut Connections,
         next: Option<usize>,
         index: usize,
         (table, range): (u32, KeyRange),
@@ -633,7 +636,7 @@ impl Chains {
 impl Chains {
     fn pass_on(
         &mut self,
-        lanes: &mut Lanes,
+        lanes: &mut Connections,
         chain: &mut Chain,
         index: usize,
         place: (u32, KeyRange),
@@ -713,7 +716,7 @@ impl Inputs {
 /// The reason why they are invalid.
 fn apply(
     shard: &mut dyn Shard,
-    governor: Option<&mut Governor>,
+    admission: Option<&mut AdmissionController>,
     op: Op,
     request: &Request<'_>,
     memory: &Pool,
@@ -723,8 +726,8 @@ fn apply(
         Op::Command => shard.command(sender, values).map(Some),
         Op::Checkpoint => put(shard, values, memory).map(|()| None),
         _ if tells_clock(op) => {
-            let Some(governor) = governor else { return Ok(None) };
-            let clock = governor.enter(op, sender, clock, values)?;
+            let Some(admission) = admission else { return Ok(None) };
+            let clock = admission.enter(op, sender, clock, values)?;
             Ok(clock.map(|clock| clock.to_le_bytes().to_vec()))
         }
         _ => shard.push(request, memory).map(|()| None),

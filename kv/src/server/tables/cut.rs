@@ -15,10 +15,10 @@
 use std::collections::BTreeMap;
 
 use caravan_van::wire::Kind;
-use caravan_van::{Account, Draft, Lanes, Message, PeerId, Pool, Values};
+use caravan_van::{Account, Connections, Draft, Message, PeerId, Pool, Values};
 
 use super::moving::{Moving, With};
-use super::{Client, Entry, Step, Tables, Trouble};
+use super::{Client, Replica, Step, Tables, Trouble};
 use crate::checkpoint::{Piece, Wish};
 use crate::op::Op;
 use crate::server::answer::{answer, post};
@@ -55,7 +55,7 @@ impl Kept {
 
 impl Cut {
     /// All rows from key `begin` on.
-    fn of(reader: PeerId, begin: u64, lanes: &Lanes) -> Cut {
+    fn of(reader: PeerId, begin: u64, lanes: &Connections) -> Cut {
         Cut {
             reader,
             next: Some(begin),
@@ -142,7 +142,7 @@ pub(super) fn keep(moving: &mut Option<Box<Moving>>, shard: &mut dyn Shard, keys
     }
 }
 
-/// Has a reading fail, since what changes rows now does not say which.
+/// Makes a reading fail, since what changes rows now does not say which.
 #[cold]
 pub(super) fn spoil(moving: &mut Option<Box<Moving>>, what: &str) {
     if let Some(Moving { with: With::Reader(cut), .. }) = moving.as_deref_mut() {
@@ -168,7 +168,7 @@ impl Tables {
     /// The reason why it is refused.
     pub(super) fn serve_checkpoint(
         &mut self,
-        lanes: &mut Lanes,
+        lanes: &mut Connections,
         client: Client,
         message: &mut Message,
     ) -> Result<Step, Trouble> {
@@ -185,13 +185,16 @@ impl Tables {
             }
             Wish::Cut if has_copies && self.must_hold(lanes)? => return Ok(Step::Hold),
             Wish::Cut if message.clock() > 0 => {
-                let Entry { governor, spec, .. } =
+                let Replica { admission, spec, .. } =
                     self.find(message.table(), message.range().begin())?;
-                let reached = governor.as_ref().map_or(Ok(None), |it| it.reaches(message.clock()));
+                let reached = admission.as_ref().map_or(Ok(None), |it| it.reaches(message.clock()));
                 let reached = reached.map_err(|why| format!("table {}: {why}", spec.name))?;
-                if let Some(blocker) = reached {
-                    let waits =
-                        if has_copies { Step::Await(Some(blocker)) } else { Step::Govern(blocker) };
+                if let Some(wait_reason) = reached {
+                    let waits = if has_copies {
+                        Step::Await(Some(wait_reason))
+                    } else {
+                        Step::Govern(wait_reason)
+                    };
                     return Ok(waits);
                 }
             }
@@ -211,14 +214,14 @@ impl Tables {
     /// Does what a client wishes; `None` if that has to wait for a move of its shard.
     fn grant(
         &mut self,
-        lanes: &Lanes,
+        lanes: &Connections,
         reader: PeerId,
         message: &Message,
     ) -> Result<Option<Vec<u8>>, Trouble> {
         let piece_bytes = self.moves.piece_bytes;
         let (wish, _) = Wish::read(message.values())?;
         let entry = self.find(message.table(), message.range().begin())?;
-        let Entry { moving, shard, range, spec, .. } = entry;
+        let Replica { moving, shard, range, spec, .. } = entry;
         let with = moving.as_mut().map(|moving| &mut moving.with);
         match (wish, with) {
             (Wish::Piece, Some(With::Reader(cut))) if cut.reader == reader => {

@@ -4,10 +4,10 @@
 //! Path: codec > thread > **tables** > shard > store > answer.
 
 use caravan_van::wire::Kind;
-use caravan_van::{Draft, Lanes, Message, PeerId, Pool, Values};
+use caravan_van::{Connections, Draft, Message, PeerId, Pool, Values};
 
 use super::cut::keep;
-use super::{Entry, MoveCounters, Trouble, Waiting, forward};
+use super::{MoveCounters, Replica, Trouble, Waiting, forward};
 use crate::filter::FILTERED;
 use crate::op::Op;
 use crate::server::answer::{answer, gather, post_coded};
@@ -17,9 +17,9 @@ use crate::server::shard::{Pulled, Request};
 ///
 /// # Errors
 /// The reason why it is invalid.
-pub(super) fn apply(memory: &Pool, entry: &mut Entry, waiting: &Waiting) -> Result<(), String> {
+pub(super) fn apply(memory: &Pool, entry: &mut Replica, waiting: &Waiting) -> Result<(), String> {
     let Waiting { worker, message, list, .. } = waiting;
-    let Entry { shard, spec, filters, governor, moving, .. } = entry;
+    let Replica { shard, spec, filters, admission, moving, .. } = entry;
     let keys = list.as_ref().map_or(message.keys(), |list| &list.keys);
     let decoded = match filters {
         Some(filters) if message.op() & FILTERED != 0 => {
@@ -36,22 +36,23 @@ pub(super) fn apply(memory: &Pool, entry: &mut Entry, waiting: &Waiting) -> Resu
     }
     keep(moving, &mut **shard, keys);
     shard.push(&request, memory)?;
-    governor.iter_mut().for_each(|governor| governor.applied(&request));
+    admission.iter_mut().for_each(|admission| admission.applied(&request));
     Ok(())
 }
 
 /// Serves an admitted request to a table with filters.
 #[inline(never)]
 pub(super) fn serve_filtered(
-    lanes: &mut Lanes,
-    entry: &mut Entry,
+    lanes: &mut Connections,
+    entry: &mut Replica,
     peer: PeerId,
     message: &Message,
     request: Request<'_>,
     moves: &mut MoveCounters,
 ) -> Result<(), Trouble> {
     let memory = lanes.memory().clone();
-    let Entry { shard, spec, range, moving, governor, filters: Some(filters), .. } = entry else {
+    let Replica { shard, spec, range, moving, admission, filters: Some(filters), .. } = entry
+    else {
         return Ok(());
     };
     let decoded = filters.receive(spec, message, request.keys.len(), &memory)?;
@@ -63,7 +64,7 @@ pub(super) fn serve_filtered(
     if request.pushes {
         keep(moving, &mut **shard, request.keys);
         shard.push(&request, &memory)?;
-        governor.iter_mut().for_each(|governor| governor.applied(&request));
+        admission.iter_mut().for_each(|admission| admission.applied(&request));
         if moving.is_some() {
             let applied = shard.applied(&request);
             forward(lanes, moving, moves, (message.table(), *range), &applied)?;

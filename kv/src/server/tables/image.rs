@@ -7,7 +7,7 @@
 
 use caravan_van::{Account, Message, Pool};
 
-use super::Entry;
+use super::Replica;
 use crate::server::shard::Shard;
 
 /// What a piece begins with: the place of its bytes in the image, and the length of all.
@@ -44,7 +44,7 @@ impl Outgoing {
         ([head.as_flattened(), part].concat(), part.len() == rest.len())
     }
 
-    /// Enters that a piece was sent.
+    /// Records that a piece was sent.
     pub(super) fn advance(&mut self, piece: &[u8]) {
         self.sent += piece.len() - HEAD_BYTES;
     }
@@ -109,7 +109,7 @@ impl Incoming {
     }
 }
 
-impl Entry {
+impl Replica {
     /// Takes a piece of rows, or of an image, of another thread's shard with the same keys.
     ///
     /// # Errors

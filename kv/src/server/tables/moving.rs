@@ -35,7 +35,7 @@ use std::collections::VecDeque;
 use std::ops::AddAssign;
 use std::rc::Rc;
 
-use caravan_van::{KeyRange, Lanes, Message, PeerId};
+use caravan_van::{Connections, KeyRange, Message, PeerId};
 use serde::{Deserialize, Serialize};
 
 use self::leaving::Leaving;
@@ -43,7 +43,7 @@ pub(super) use self::leaving::forward;
 pub(crate) use self::sent_back::SentBack;
 pub(super) use self::sent_back::send_back;
 use super::cut::Cut;
-use super::{Entry, Tables};
+use super::{Replica, Tables};
 use crate::filter::List;
 use crate::op::Op;
 
@@ -255,7 +255,7 @@ impl Moving {
 
     /// Whether a request has to wait; one that pushes needs room at a newcomer.
     #[cold]
-    pub(super) fn holds(&self, lanes: &Lanes, pushes: bool) -> bool {
+    pub(super) fn holds(&self, lanes: &Connections, pushes: bool) -> bool {
         let has_room = |to: &Recipient| {
             !pushes || !to.is_ready || to.peer.is_none_or(|peer| lanes.credits(peer) > 0)
         };
@@ -328,7 +328,7 @@ impl Tables {
 
     /// All shards of this thread.
     pub(in crate::server) fn shard_steps(&self) -> Vec<ShardStep> {
-        let step = |entry: &Entry| ShardStep {
+        let step = |entry: &Replica| ShardStep {
             table: entry.spec.id,
             range: entry.range,
             step: entry.moving.as_ref().map_or(MoveStep::Still, |moving| moving.step()),
@@ -351,7 +351,7 @@ impl Tables {
         }
     }
 
-    /// Enters that a worker has heard of everything that was sent back.
+    /// Records that a worker has heard of everything that was sent back.
     pub(super) fn mark(&mut self, table: u32, key: u64, peer: PeerId) {
         let Moves { gone, released, .. } = &mut self.moves;
         let of_it = |gone: &&mut Gone| gone.table == table && gone.range.contains(key);
@@ -436,7 +436,7 @@ impl Tables {
 
     /// The shards of a table that came here by moves, whole: first key and epoch of each.
     pub(super) fn claims(&self, table: u32) -> Vec<(u64, u64)> {
-        let is_whole = |entry: &&Entry| {
+        let is_whole = |entry: &&Replica| {
             let moving = entry.moving.as_ref();
             entry.epoch > 0 && moving.is_none_or(|it| !matches!(it.with, With::Owner(_)))
         };

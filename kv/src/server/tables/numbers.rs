@@ -33,7 +33,7 @@ impl Numbers {
         Ok(self.last)
     }
 
-    /// Enters a number that another thread has given out.
+    /// Records a number that another thread has given out.
     pub(super) fn note(&mut self, number: u32) {
         self.last = self.last.max(number);
     }

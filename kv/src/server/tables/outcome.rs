@@ -3,10 +3,10 @@
 //! Path: codec > thread > **tables** > shard > store > answer.
 
 use caravan_van::wire::Kind;
-use caravan_van::{Draft, Lanes, PeerId};
+use caravan_van::{Connections, Draft, PeerId};
 
 use super::moving::Moved;
-use crate::consistency::Blocker;
+use crate::consistency::WaitReason;
 use crate::op::Op;
 use crate::server::answer::{ReplyTo, post, refuse, refuse_dropped};
 
@@ -19,9 +19,9 @@ pub(in crate::server) enum Step {
     /// The next record waits until its shard's clock has reached this value.
     Park(u64),
     /// The next record waits for this, by its table's model.
-    Govern(Blocker),
+    Govern(WaitReason),
     /// Likewise, at the first copy of its shard; or for an earlier request of its worker.
-    Await(Option<Blocker>),
+    Await(Option<WaitReason>),
     /// The shard stores the next record's values, pushed to this key, without a copy.
     Adopt(u64),
     /// The next record drops its table.
@@ -94,7 +94,7 @@ impl From<caravan_van::Error> for Trouble {
 /// If the lane must be closed.
 #[cold]
 pub(super) fn answer_trouble(
-    lanes: &mut Lanes,
+    lanes: &mut Connections,
     reply_to: ReplyTo,
     trouble: Trouble,
 ) -> caravan_van::Result<()> {

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::chain::Chain;
 use super::moving::With;
-use super::{Entry, Tables};
+use super::{Replica, Tables};
 use crate::table::TableSpec;
 
 /// How far the copies of a server thread's shards are, or of those of all.
@@ -58,7 +58,7 @@ impl Served {
         Served { table, keys: Vec::new(), missing: 0, coming: 0 }
     }
 
-    /// Enters keys behind all others.
+    /// Records keys behind all others.
     fn extend(&mut self, begin: u64, last: u64) {
         match self.keys.last_mut() {
             Some((_, end)) if end.checked_add(1) == Some(begin) => *end = last,
@@ -81,7 +81,7 @@ impl Tables {
     /// How far the logs of this thread's shards with copies have come.
     pub(in crate::server) fn logs(&self) -> Vec<LogStep> {
         let Tables { entries, chains, index, .. } = self;
-        let log = |entry: &Entry| {
+        let log = |entry: &Replica| {
             let chain = entry.chain.as_ref()?;
             Some(LogStep {
                 table: entry.spec.id,
@@ -112,7 +112,7 @@ impl Tables {
     }
 
     /// Whether requests to a shard are served here.
-    fn serves(&self, entry: &Entry) -> bool {
+    fn serves(&self, entry: &Replica) -> bool {
         match &entry.chain {
             Some(chain) => chain.serves(&self.chains, self.index),
             None => entry.moving.as_ref().is_none_or(|it| !matches!(it.with, With::Owner(_))),
@@ -120,13 +120,13 @@ impl Tables {
     }
 
     /// Whether the next thread of a shard's chain has no whole copy of it.
-    fn lacks_copy(&self, entry: &Entry) -> bool {
+    fn lacks_copy(&self, entry: &Replica) -> bool {
         let Tables { chains, index, .. } = self;
         let lacks = |chain: &Chain| chain.lacks_copy(chains, *index, (entry.number, entry.range));
         entry.chain.as_ref().is_some_and(|chain| chain.is_whole() && lacks(chain))
     }
 
-    fn is_coming(&self, entry: &Entry) -> bool {
+    fn is_coming(&self, entry: &Replica) -> bool {
         let chain = entry.chain.as_ref();
         chain.is_some_and(|chain| chain.is_coming(&self.chains, self.index))
     }

@@ -6,13 +6,13 @@
 use std::collections::BTreeSet;
 
 use caravan_van::wire::Kind;
-use caravan_van::{Draft, KeyRange, Lanes, Message, PeerId, Values};
+use caravan_van::{Connections, Draft, KeyRange, Message, PeerId, Values};
 use serde::Serialize;
 
+use super::admission::Waiting;
 use super::chain::Chain;
-use super::entry::Known;
-use super::governor::Waiting;
 use super::moving::Moving;
+use super::replica::Known;
 use super::{Client, Step, Tables, Trouble, forward, keep};
 use crate::consistency::Admission;
 use crate::cost::Cost;
@@ -28,7 +28,7 @@ impl Tables {
     #[inline(never)]
     pub(super) fn serve_other(
         &mut self,
-        lanes: &mut Lanes,
+        lanes: &mut Connections,
         client: Client,
         message: &mut Message,
         op: Option<Op>,
@@ -65,8 +65,8 @@ impl Tables {
                 lanes.answer(peer, message.timestamp())?;
             }
             Some(Op::Retire) => {
-                let heir = serde_json::from_slice(message.values());
-                let retired = self.retire(heir.map_err(|error| error.to_string())?)?;
+                let successor = serde_json::from_slice(message.values());
+                let retired = self.retire(successor.map_err(|error| error.to_string())?)?;
                 post_json(lanes, peer, message, &retired)?;
             }
             Some(Op::Copies) => {
@@ -77,7 +77,7 @@ impl Tables {
                 let served = self.served();
                 post_json(lanes, peer, message, &served)?;
             }
-            Some(Op::View) => {
+            Some(Op::Membership) => {
                 self.enter_view(message, lanes.memory())?;
                 lanes.answer(peer, message.timestamp())?;
             }
@@ -116,14 +116,14 @@ impl Tables {
             }
             Some(op @ (Op::Join | Op::Clock | Op::Leave | Op::Bound | Op::Fresh)) => {
                 let entry = self.find(message.table(), message.range().begin())?;
-                if entry.chain.is_some() && entry.governor.is_some() {
+                if entry.chain.is_some() && entry.admission.is_some() {
                     return self.serve_chained(lanes, client, message, None, op);
                 }
-                let Some(governor) = &mut entry.governor else {
+                let Some(admission) = &mut entry.admission else {
                     let name = &entry.spec.name;
                     return Err(format!("table {name} has no consistency model").into());
                 };
-                governor.serve(lanes, client, message, op)?;
+                admission.serve(lanes, client, message, op)?;
                 step = Step::Release;
             }
             Some(Op::Keys) => return Err("nobody asked for these keys".to_owned().into()),
@@ -136,7 +136,7 @@ impl Tables {
     /// Executes a command, or gives it to a shard that answers later.
     fn serve_command(
         &mut self,
-        lanes: &mut Lanes,
+        lanes: &mut Connections,
         client: Client,
         message: &mut Message,
     ) -> Result<Step, Trouble> {
@@ -171,7 +171,7 @@ impl Tables {
     }
 
     /// Creates a table, unless an equal one exists.
-    fn create(&mut self, lanes: &Lanes, message: &Message) -> Result<Created, Trouble> {
+    fn create(&mut self, lanes: &Connections, message: &Message) -> Result<Created, Trouble> {
         let is_numbered = message.table() != 0;
         let mut completes = false;
         let wanted = if is_numbered {
@@ -200,7 +200,12 @@ impl Tables {
     }
 
     /// Creates a table of this number, 0 if it has none yet; returns its number.
-    fn create_as(&mut self, lanes: &Lanes, number: u32, mut wanted: Known) -> Result<u32, Trouble> {
+    fn create_as(
+        &mut self,
+        lanes: &Connections,
+        number: u32,
+        mut wanted: Known,
+    ) -> Result<u32, Trouble> {
         let memory = lanes.memory();
         let number = match (number, self.named(&wanted.spec.namespace, wanted.spec.id)) {
             (0, Some(number)) => number,
@@ -219,7 +224,7 @@ impl Tables {
             }
             (0, None) => {
                 self.check_numbers()?;
-                let first = self.chains.view.numberer();
+                let first = self.chains.view.catalogue_owner();
                 let what = match self.chains.view.is_gone(first) {
                     true => "which is lost, so there are no new ones",
                     false => "not from this one",
@@ -272,12 +277,12 @@ impl Tables {
             if replicas > 0 {
                 entry.chain = Some(Chain::new(shard.server, &entry.spec, true, memory));
             }
-            if let (Some(open), Some(governor), Some(consistency)) =
-                (&mut *histories, &mut entry.governor, entry.spec.consistency)
+            if let (Some(open), Some(admission), Some(consistency)) =
+                (&mut *histories, &mut entry.admission, entry.spec.consistency)
             {
                 let out = open((number, place), &entry.spec);
                 let recorder = out.and_then(|out| Recorder::new(out, consistency));
-                governor.record(recorder.map_err(|error| format!("no history: {error}"))?);
+                admission.record(recorder.map_err(|error| format!("no history: {error}"))?);
             }
             Ok(entry)
         };
@@ -312,7 +317,7 @@ impl Tables {
         let elsewhere = self.known.remove(&number).map(|known| known.elsewhere);
         self.forget_moves(number);
         for entry in self.entries.extract_if(.., |entry| entry.number == number) {
-            waiting.extend(entry.governor.into_iter().flat_map(|it| it.into_waiting()));
+            waiting.extend(entry.admission.into_iter().flat_map(|it| it.into_waiting()));
         }
         self.last = 0;
         if self.entries.len() < self.entries.capacity() / 4 {
@@ -324,7 +329,7 @@ impl Tables {
 
 /// Answers a request with this value as JSON.
 fn post_json(
-    lanes: &mut Lanes,
+    lanes: &mut Connections,
     peer: PeerId,
     request: &Message,
     value: &impl Serialize,

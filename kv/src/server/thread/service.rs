@@ -16,14 +16,14 @@ use super::keys::{Brought, NamedKeys};
 use super::parking::{Parked, Parking};
 use crate::error::Result;
 use crate::filter::List;
+use crate::membership::Membership;
 use crate::op::Op;
 use crate::server::answer::{ReplyTo, answer, post, refuse, refuse_dropped};
 use crate::server::handle::Handles;
 use crate::server::tables::{Admitted, Client, Held, RETRY, Step, Tables, Trouble, Waiting};
-use crate::view::View;
 
 /// Longest sleep while idle, and so the longest delay until a thread notices that it must stop.
-const NAP: Duration = Duration::from_millis(100);
+const BACKOFF: Duration = Duration::from_millis(100);
 
 /// How long a thread that has left goes on without any client: one that has opened a lane shows
 /// here within this time.
@@ -47,7 +47,7 @@ pub(super) struct ShardService {
     /// Whether `release_held` runs.
     is_releasing: bool,
     /// Brings what the scheduler says of lost nodes.
-    pub(super) views: Option<Receiver<View>>,
+    pub(super) views: Option<Receiver<Membership>>,
     farewell: Farewell,
 }
 
@@ -106,13 +106,13 @@ impl ShardService {
                 if self.farewell.has_left && self.has_parted() {
                     return Ok(());
                 }
-                self.endpoint.wait(if self.is_moving { RETRY } else { NAP })?;
+                self.endpoint.wait(if self.is_moving { RETRY } else { BACKOFF })?;
             }
         }
         Ok(())
     }
 
-    /// Enters what the scheduler has said of lost nodes; returns whether there was anything. Of
+    /// Records what the scheduler has said of lost nodes; returns whether there was anything. Of
     /// lost servers a busy thread hears from workers, before it can matter.
     fn hear(&mut self) -> bool {
         let view = self.views.as_ref().and_then(|views| views.try_recv().ok());
@@ -222,7 +222,7 @@ impl ShardService {
         }
     }
 
-    /// Enters the answers of a server to which a shard moves.
+    /// Records the answers of a server to which a shard moves.
     #[cold]
     fn answered(&mut self, peer: PeerId) {
         let Endpoint { lanes, inbox } = &mut self.endpoint;
@@ -480,17 +480,17 @@ impl ShardService {
             }
             Step::Drop => self.drop_table(peer, &message),
             Step::Expand => return self.expand(client, message),
-            Step::Govern(blocker) => {
+            Step::Govern(wait_reason) => {
                 let (table, key) = (message.table(), message.range().begin());
                 let waiting = Waiting { peer: Some(peer), worker: node, message, list };
-                if let Some(governor) = self.tables.governor(table, key) {
-                    governor.park(blocker, waiting);
+                if let Some(admission) = self.tables.admission(table, key) {
+                    admission.park(wait_reason, waiting);
                 }
                 self.release(table);
             }
             Step::Hold => self.tables.hold(Held { peer, message, list }),
-            Step::Await(blocker) => {
-                self.tables.await_model(Held { peer, message, list }, node, blocker);
+            Step::Await(wait_reason) => {
+                self.tables.await_model(Held { peer, message, list }, node, wait_reason);
             }
         }
         None

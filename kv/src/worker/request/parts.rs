@@ -379,7 +379,7 @@ impl Worker {
         self.enter(whole, Part { timestamp, server, ..Part::default() }, posted)
     }
 
-    /// Enters one part of a request if it was posted.
+    /// Records one part of a request if it was posted.
     fn enter(
         &mut self,
         request: Timestamp,
@@ -463,7 +463,7 @@ impl Worker {
             }
             match self.poll()? {
                 true => silence.began = None,
-                false => self.nap(&mut silence, Awaited::Room(server))?,
+                false => self.backoff(&mut silence, Awaited::Room(server))?,
             }
         }
     }

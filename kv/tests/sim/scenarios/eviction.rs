@@ -1,6 +1,6 @@
 //! A table with replicas in which rows come and go has the same rows after the loss of a server as
-//! without: no acknowledged push is lost or counts twice, no row comes back that went, and none goes
-//! that stays.
+//! without: no acknowledged push is lost or counts twice, no row comes back that went, and none
+//! goes that stays.
 
 use caravan_kv::server::ChainCounters;
 use caravan_van::sim::for_each_seed;

@@ -1,5 +1,5 @@
-//! Whatever a worker repeats after its lanes have broken is applied once, and how fresh a table is is
-//! never too much.
+//! Whatever a worker repeats after its lanes have broken is applied once, and how fresh a table is
+//! is never too much.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};

@@ -180,8 +180,8 @@ impl Counts {
         pushed
     }
 
-    /// As [`Counts::count`], under SparseSSP: what is read is announced ahead. Each worker touches its
-    /// own key in every iteration, so whoever reads it too is no more than the staleness ahead.
+    /// As [`Counts::count`], under SparseSSP: what is read is announced ahead. Each worker touches
+    /// its own key in every iteration, so whoever reads it too is no more than the staleness ahead.
     fn count_ahead(
         &self,
         hand: &mut Hand<'_>,

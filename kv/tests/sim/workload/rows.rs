@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use caravan_kv::eviction::EvictionRule;
 use caravan_kv::server::{Extract, Request};
-use caravan_kv::turnover::Turnover;
 use caravan_kv::{Handles, Placement, Shard, Table, TableSpec, ValueType, Worker};
 use caravan_van::{KeyRange, Pool, Value};
 
@@ -21,19 +21,22 @@ const ROUNDS: [u64; 2] = [25, 1000];
 /// Tables of all kinds; the last one has rows of their own lengths. Those of the first worker alone
 /// come first, then one that all share.
 pub(crate) fn tables(replicas: u32) -> Vec<TableSpec> {
-    let none = Turnover::default();
-    let capped = Turnover { bytes_max: Some(600_000), ..none };
-    let turnovers = [
-        (WIDTH, Turnover { pushes_min: Some(2), cells: Some(500), probability: Some(0.8), ..none }),
-        (WIDTH, Turnover { idle_max: Some(3), ..capped }),
-        (0, Turnover { score_min: Some(0.5), decay: Some(0.7), ..capped }),
-        (WIDTH, Turnover { pushes_min: Some(2), cells: Some(500), ..capped }),
+    let none = EvictionRule::default();
+    let capped = EvictionRule { bytes_max: Some(600_000), ..none };
+    let evictions = [
+        (
+            WIDTH,
+            EvictionRule { pushes_min: Some(2), cells: Some(500), probability: Some(0.8), ..none },
+        ),
+        (WIDTH, EvictionRule { idle_max: Some(3), ..capped }),
+        (0, EvictionRule { score_min: Some(0.5), decay: Some(0.7), ..capped }),
+        (WIDTH, EvictionRule { pushes_min: Some(2), cells: Some(500), ..capped }),
     ];
-    let spec = |(id, (width, turnover))| {
-        let spec = TableSpec::new(id, "t", ValueType::I64, width).turnover(turnover);
+    let spec = |(id, (width, eviction))| {
+        let spec = TableSpec::new(id, "t", ValueType::I64, width).eviction(eviction);
         spec.keys(KeyRange::new(0, KEYS).unwrap()).placement(Placement::Even(1)).replicas(replicas)
     };
-    (1..).zip(turnovers).map(spec).collect()
+    (1..).zip(evictions).map(spec).collect()
 }
 
 /// Shards of one table without copies, in this thread.

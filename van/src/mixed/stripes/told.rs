@@ -44,7 +44,7 @@ pub(super) struct ToldPiece {
 const TARGETS_MAX: usize = 1 << 16;
 
 impl Stripes {
-    /// Enters the pieces of an offer of the peer.
+    /// Records the pieces of an offer of the peer.
     ///
     /// # Errors
     /// What is wrong with them.

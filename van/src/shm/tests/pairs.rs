@@ -241,14 +241,14 @@ fn no_wake_up_is_lost() {
     let wait = crate::Wait::Block;
     let make = move || Shm::new(&VanConfig { wait, memory_bytes: 4 << 20, ..VanConfig::default() });
     let awaited = |van: &mut Shm, events: &mut Vec<Event>| {
-        let mut naps = 0;
+        let mut backoffs = 0;
         while events.is_empty() {
             let began = Instant::now();
             van.wait(Duration::from_secs(20)).unwrap();
             van.poll(events).unwrap();
-            naps += 1;
+            backoffs += 1;
             assert!(!events.is_empty() || began.elapsed() < Duration::from_secs(15), "overslept");
-            assert!(naps < 1000, "woken for nothing");
+            assert!(backoffs < 1000, "woken for nothing");
         }
         events.remove(0)
     };

@@ -74,13 +74,13 @@ impl Core {
         let number = u32::try_from(self.ports.len()).expect("fewer transports than 2^32");
         let owner = self.running();
         self.ports.push(Port { owner, state: PortState::Open, inbox: VecDeque::new() });
-        self.heirs.extend(takes_over.map(|port| (port, number)));
+        self.successors.extend(takes_over.map(|port| (port, number)));
         number
     }
 
     /// The port that is reached at the address of this one.
     pub(in crate::sim) fn reached_at(&self, port: u32) -> u32 {
-        self.heirs.get(&port).copied().unwrap_or(port)
+        self.successors.get(&port).copied().unwrap_or(port)
     }
 
     /// Closes a port and bounces packets to it, including those not taken yet. True if its node has

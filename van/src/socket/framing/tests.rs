@@ -31,7 +31,7 @@ enum Item {
 }
 
 /// The two halves of a connection, with the bytes between them held in memory.
-struct Lane {
+struct SocketState {
     pool: Pool,
     offers: Offers,
     sender: Sender,
@@ -106,20 +106,20 @@ fn friends(config: &VanConfig, pool: &Pool) -> (Side, Side) {
     (a, b)
 }
 
-impl Lane {
+impl SocketState {
     fn greeted() -> Self {
-        Lane::over(&VanConfig::default())
+        SocketState::over(&VanConfig::default())
     }
 
     fn encrypted() -> Self {
-        Lane::over(&VanConfig { encrypt: true, ..VanConfig::default() })
+        SocketState::over(&VanConfig { encrypt: true, ..VanConfig::default() })
     }
 
     fn over(config: &VanConfig) -> Self {
         let pool = Pool::new(64 << 20);
         let (Side { sender, .. }, Side { receiver, .. }) = friends(config, &pool);
         let offers = Offers::default();
-        Lane { pool, offers, sender, receiver, wire: Vec::new(), events: Vec::new() }
+        SocketState { pool, offers, sender, receiver, wire: Vec::new(), events: Vec::new() }
     }
 
     fn frame(&mut self, bytes: &[u8]) {
@@ -220,7 +220,7 @@ proptest! {
         sizes in chunks(),
         encrypt in any::<bool>(),
     ) {
-        let mut lane = if encrypt { Lane::encrypted() } else { Lane::greeted() };
+        let mut lane = if encrypt { SocketState::encrypted() } else { SocketState::greeted() };
         let mut keys = Vec::new();
         for (seed, item) in items.iter().enumerate() {
             match *item {
@@ -258,7 +258,7 @@ proptest! {
         items in vec((like_others(), any::<bool>()), 0..30),
         sizes in chunks(),
     ) {
-        let mut lane = Lane::greeted();
+        let mut lane = SocketState::greeted();
         let mut next = sizes.iter().copied().cycle();
         let mut into = Some(lane.offer(70_000));
         for (seed, (item, leaves)) in items.iter().enumerate() {
@@ -299,7 +299,7 @@ proptest! {
         let outcome = stranger.hear(&garbage, &pool, &mut Vec::new());
         prop_assert!(outcome.is_err() || garbage.len() < 4);
         let mut next = sizes.iter().copied().cycle();
-        let mut peer = Lane::greeted();
+        let mut peer = SocketState::greeted();
         let into = peer.offer(100);
         peer.wire = garbage;
         drop(peer.deliver(|_| next.next().unwrap()));
@@ -315,7 +315,7 @@ proptest! {
         at in prop_oneof![Just(0), 0..200u16, any::<u16>()],
         tail in vec(any::<u8>(), 0..200),
     ) {
-        let mut lane = Lane::greeted();
+        let mut lane = SocketState::greeted();
         let offered = lane.offer(100);
         let key = if word == 0 { offered.key.get() } else { word };
         let mut head = prefix(kind, at, len, if kind == WRITE { key } else { word });
@@ -335,7 +335,7 @@ proptest! {
 
 /// Sends `rounds` large writes, `frames` frames behind each, in pieces; returns how many bytes of
 /// them were copied.
-fn copied_by(lane: &mut Lane, frames: usize, rounds: usize, fragmented: bool) -> u64 {
+fn copied_by(lane: &mut SocketState, frames: usize, rounds: usize, fragmented: bool) -> u64 {
     let before = lane.receiver.payload_bytes_copied();
     for round in 0..rounds {
         let into = lane.offer(300_003);
@@ -356,7 +356,7 @@ fn copied_by(lane: &mut Lane, frames: usize, rounds: usize, fragmented: bool) ->
 #[test]
 fn a_steady_large_pattern_is_never_copied() {
     for frames in [0, 1] {
-        let mut lane = Lane::greeted();
+        let mut lane = SocketState::greeted();
         assert!(copied_by(&mut lane, frames, 1, false) <= 64 << 10, "what was staged");
         assert_eq!(copied_by(&mut lane, frames, 10, false), 0);
         assert_eq!(copied_by(&mut lane, frames, 20, true), 0);
@@ -365,7 +365,7 @@ fn a_steady_large_pattern_is_never_copied() {
 
 #[test]
 fn a_write_like_the_last_is_read_with_its_prefix() {
-    let mut lane = Lane::greeted();
+    let mut lane = SocketState::greeted();
     for round in 0..3 {
         let into = lane.offer(90_000);
         lane.write(&bytes(round, 80_001), &into, 8);
@@ -385,7 +385,7 @@ fn a_write_like_the_last_is_read_with_its_prefix() {
 /// A place of no bytes is none, and what comes into `head` would be lost.
 #[test]
 fn an_empty_write_is_not_expected() {
-    let mut lane = Lane::greeted();
+    let mut lane = SocketState::greeted();
     for _ in 0..2 {
         let into = lane.offer(100);
         lane.write(&[], &into, 0);
@@ -397,7 +397,7 @@ fn an_empty_write_is_not_expected() {
 
 #[test]
 fn a_long_frame_where_a_write_was_expected_is_put_together() {
-    let mut lane = Lane::greeted();
+    let mut lane = SocketState::greeted();
     for len in [200_000, 200_000] {
         let into = lane.offer(len);
         lane.write(&bytes(1, len), &into, 0);
@@ -416,7 +416,7 @@ fn a_long_frame_where_a_write_was_expected_is_put_together() {
 
 #[test]
 fn frames_after_writes_are_read_many_at_once_again() {
-    let mut lane = Lane::greeted();
+    let mut lane = SocketState::greeted();
     copied_by(&mut lane, 0, 2, false);
     assert_eq!(lane.receiver.spaces().staging.len(), FRAME_PREFIX);
     for round in 0..3 {
@@ -428,7 +428,7 @@ fn frames_after_writes_are_read_many_at_once_again() {
 
 #[test]
 fn parts_of_a_write_are_sent_from_where_they_lie() {
-    let mut lane = Lane::greeted();
+    let mut lane = SocketState::greeted();
     let into = lane.offer(2000);
     let (head, tail) = (lane.pool.allocate(88).unwrap(), Buffer::adopt(vec![7u8; 1001]));
     let addresses = [head.as_ptr(), tail.as_ptr()];
@@ -443,7 +443,7 @@ fn parts_of_a_write_are_sent_from_where_they_lie() {
 
 #[test]
 fn no_more_slices_are_listed_than_a_call_takes_and_none_is_lost() {
-    let mut lane = Lane::greeted();
+    let mut lane = SocketState::greeted();
     for count in [1, 2, 3, 40, 100] {
         (0..count).for_each(|number| lane.frame(&[number; 13]));
         let listed = lane.sender.with_slices(|slices| slices.len());
@@ -459,7 +459,7 @@ fn no_more_slices_are_listed_than_a_call_takes_and_none_is_lost() {
 
 #[test]
 fn a_frame_over_the_limit_names_the_numbers() {
-    let mut lane = Lane::greeted();
+    let mut lane = SocketState::greeted();
     lane.frame(&[0; FRAME_BYTES + 1]);
     let reason = lane.carry(|_| usize::MAX).unwrap_err();
     assert!(reason.contains("16385") && reason.contains("16384"), "{reason}");
@@ -495,7 +495,7 @@ fn strangers_take_no_memory_and_are_told_nothing() {
 fn an_encrypted_lane_shows_nothing_and_notices_what_is_changed() {
     let text = b"what nobody else shall read, however long it may be";
     for turned in [None, Some(0), Some(3), Some(20), Some(70)] {
-        let mut lane = Lane::encrypted();
+        let mut lane = SocketState::encrypted();
         lane.frame(text);
         lane.sender.with_slices(|slices| lane.wire.extend_from_slice(&slices[0]));
         lane.sender.sent(lane.wire.len());
@@ -518,7 +518,7 @@ fn an_encrypted_lane_shows_nothing_and_notices_what_is_changed() {
 
 #[test]
 fn a_refusal_says_why_and_replaces_what_has_not_left() {
-    let mut lane = Lane::greeted();
+    let mut lane = SocketState::greeted();
     let kept = lane.pool.allocate(1000).unwrap().share();
     let into = lane.offer(1000);
     lane.sender.write(kept.clone().into(), &into, 0).unwrap();
@@ -530,7 +530,7 @@ fn a_refusal_says_why_and_replaces_what_has_not_left() {
 
 #[test]
 fn a_refusal_waits_for_the_unit_that_is_leaving() {
-    let mut lane = Lane::greeted();
+    let mut lane = SocketState::greeted();
     lane.frame(&[1; 100]);
     lane.frame(&[2; 100]);
     lane.sender.with_slices(|slices| lane.wire.extend_from_slice(&slices[0][..50]));

@@ -1,4 +1,4 @@
-//! What goes on together: the pushes of an iteration, as the rows that they have changed.
+//! Replicates the rows that an iteration has changed, in place of its pushes.
 //!
 //! Under BSP the pushes of all workers are applied when their iteration ends, one behind the other,
 //! with nothing but clocks between them. So the first thread of a chain can apply all of them
@@ -13,14 +13,14 @@
 //!
 //! Path: codec > thread > **tables** > shard > store > answer.
 
-use caravan_van::{KeyRange, Lanes, Pool};
+use caravan_van::{Connections, KeyRange, Pool};
 
-use super::marks::Sender;
+use super::sessions::Sender;
 use super::{Chain, Chains, Inputs, Link, Unconfirmed};
 use crate::consistency::Access;
 use crate::op::{BITS, FINISHES, Op};
 use crate::server::shard::{Extract, Request, Shard};
-use crate::server::tables::{Entry, Tables};
+use crate::server::tables::{Replica, Tables};
 
 /// Rows of one message take no more bytes than this, or than the longest push in it: that one had
 /// room.
@@ -109,7 +109,7 @@ impl Chains {
     /// Passes on what has gathered.
     pub(super) fn pass_gathered(
         &mut self,
-        lanes: &mut Lanes,
+        lanes: &mut Connections,
         chain: &mut Chain,
         shard: &dyn Shard,
         index: usize,
@@ -127,7 +127,7 @@ impl Chains {
     /// Passes on several requests as `rows`, which have all that they do, or else one by one.
     pub(super) fn pass_together(
         &mut self,
-        lanes: &mut Lanes,
+        lanes: &mut Connections,
         chain: &mut Chain,
         index: usize,
         place: (u32, KeyRange),
@@ -145,7 +145,7 @@ impl Chains {
 
 impl Tables {
     /// Passes on what has gathered in all chains.
-    pub(in crate::server) fn pass_gathered(&mut self, lanes: &mut Lanes) {
+    pub(in crate::server) fn pass_gathered(&mut self, lanes: &mut Connections) {
         let Tables { entries, chains, index, .. } = self;
         if chains.gathered > 0 {
             entries.iter_mut().for_each(|entry| entry.pass_gathered(lanes, chains, *index));
@@ -153,21 +153,26 @@ impl Tables {
     }
 }
 
-impl Entry {
+impl Replica {
     /// Whether a request that is applied for the first time, at the first thread of a chain, goes
     /// on together with others.
     pub(super) fn gathers(&self, op: Op) -> bool {
-        let Entry { chain: Some(chain), governor: Some(governor), shard, .. } = self else {
+        let Replica { chain: Some(chain), admission: Some(admission), shard, .. } = self else {
             return false;
         };
         matches!(op, Op::Push | Op::Clock)
-            && governor.foresees()
+            && admission.foresees()
             && chain.link == Link::Follows
             && shard.image_bytes().is_none()
     }
 
     /// Passes on what has gathered here.
-    pub(super) fn pass_gathered(&mut self, lanes: &mut Lanes, chains: &mut Chains, index: usize) {
+    pub(super) fn pass_gathered(
+        &mut self,
+        lanes: &mut Connections,
+        chains: &mut Chains,
+        index: usize,
+    ) {
         let place = (self.number, self.range);
         if let Some(chain) = &mut self.chain {
             chains.pass_gathered(lanes, chain, &*self.shard, index, place);
@@ -181,7 +186,7 @@ impl Entry {
         request: &Request<'_>,
         memory: &Pool,
     ) -> Result<(), String> {
-        let Entry { chain: Some(chain), shard, governor, .. } = self else { return Ok(()) };
+        let Replica { chain: Some(chain), shard, admission, .. } = self else { return Ok(()) };
         let &Request { keys, lengths, .. } = request;
         let read = Mark::read_all(request.values);
         let (marks, values) = read.ok_or("what is in its rows is cut off, or is no push")?;
@@ -192,17 +197,17 @@ impl Entry {
         shard.take(keys, lengths, values, memory)?;
         for Mark { op, ends, sender, timestamp, clock } in marks {
             chain.applied.enter(sender, timestamp, None);
-            let Some(governor) = governor else { continue };
+            let Some(admission) = admission else { continue };
             let worker = sender.node;
             match op {
-                Op::Clock => drop(governor.enter(op, worker, clock, &[])?),
+                Op::Clock => drop(admission.enter(op, worker, clock, &[])?),
                 _ => {
                     let (reads, writes, keys) = (false, true, &[][..]);
-                    governor.record_executed(&Access { worker, clock, reads, writes, keys });
+                    admission.record_executed(&Access { worker, clock, reads, writes, keys });
                 }
             }
             if ends & FINISHES != 0 {
-                governor.finish(worker, clock, FINISHES);
+                admission.finish(worker, clock, FINISHES);
             }
         }
         Ok(())

@@ -20,15 +20,15 @@
 
 use std::collections::VecDeque;
 
-use caravan_van::Lanes;
+use caravan_van::Connections;
 
-use super::marks::Sender;
+use super::sessions::Sender;
 use super::{Chain, Chains, Inputs, Unconfirmed};
-use crate::consistency::{Access, Blocker, Order};
+use crate::consistency::{Access, Order, WaitReason};
 use crate::op::{BITS, Op};
 use crate::server::shard::Request;
-use crate::server::tables::governor::Turn;
-use crate::server::tables::{Entry, Governor, Held, Tables};
+use crate::server::tables::admission::Turn;
+use crate::server::tables::{AdmissionController, Held, Replica, Tables};
 
 /// Stands for the incarnation of a worker in what the scheduler says of it.
 const SCHEDULER: u64 = u64::MAX;
@@ -38,7 +38,7 @@ pub(super) struct Awaiting {
     pub(super) held: Held,
     order: Order,
     /// `None` if an earlier input of its worker waits.
-    blocker: Option<Blocker>,
+    wait_reason: Option<WaitReason>,
     sender: Sender,
     /// Whether it has to keep its place among its worker's.
     is_input: bool,
@@ -74,14 +74,14 @@ impl Chain {
     /// were any.
     fn release_awaiting(
         &mut self,
-        governor: &Governor,
+        admission: &AdmissionController,
         released: &mut VecDeque<Held>,
         looks: &mut u64,
     ) -> bool {
-        let is_blocked = |it: &Awaiting| it.blocker.is_some_and(|it| governor.is_blocked(&it));
+        let is_blocked = |it: &Awaiting| it.wait_reason.is_some_and(|it| admission.is_blocked(&it));
         // Where they are served in order, all others wait behind the first, or behind an input of
         // their worker that does.
-        if governor.foresees() && self.awaiting.first().is_some_and(is_blocked) {
+        if admission.foresees() && self.awaiting.first().is_some_and(is_blocked) {
             *looks += 1;
             return false;
         }
@@ -106,39 +106,44 @@ impl Chain {
     }
 
     /// Foresees again what a worker says of its clock in requests that wait.
-    pub(super) fn foresee_again(&self, governor: &mut Governor, worker: u32) {
-        governor.unforesee(worker);
+    pub(super) fn foresee_again(&self, admission: &mut AdmissionController, worker: u32) {
+        admission.unforesee(worker);
         for Awaiting { held, sender, .. } in &self.awaiting {
             if let Some(op) = op_of(held).filter(|_| sender.node == worker) {
-                governor.foresee(op, held.message.op() & BITS, worker, held.message.clock());
+                admission.foresee(op, held.message.op() & BITS, worker, held.message.clock());
             }
         }
     }
 
-    /// Has all requests that wait for the model asked about again.
+    /// Asks again about all requests that wait for the model.
     pub(super) fn ask_again(&mut self) {
-        self.awaiting.iter_mut().for_each(|it| it.blocker = None);
+        self.awaiting.iter_mut().for_each(|it| it.wait_reason = None);
     }
 }
 
 impl Chains {
-    /// Enters a request that waits for room in the model's order, and behind earlier inputs of its
+    /// Records a request that waits for room in the model's order, and behind earlier inputs of its
     /// lane: a worker that leaves and then goes on begins anew with its clocks.
-    pub(super) fn hold_in_order(&self, governor: &Governor, all: &mut VecDeque<Held>, held: Held) {
-        let order = self.order(governor, &held);
+    pub(super) fn hold_in_order(
+        &self,
+        admission: &AdmissionController,
+        all: &mut VecDeque<Held>,
+        held: Held,
+    ) {
+        let order = self.order(admission, &held);
         let is_input = is_input(&held);
         let is_own = |it: &Held| is_input && it.peer == held.peer && self::is_input(it);
         let behind_own = all.iter().rposition(is_own).map_or(0, |at| at + 1);
-        let later = all.iter().position(|it| self.order(governor, it) > order);
+        let later = all.iter().position(|it| self.order(admission, it) > order);
         all.insert(later.unwrap_or(all.len()).max(behind_own), held);
     }
 
     /// The place of a request among those that wait.
-    fn order(&self, governor: &Governor, held: &Held) -> Order {
+    fn order(&self, admission: &AdmissionController, held: &Held) -> Order {
         let Some(op) = op_of(held) else { return Order::default() };
         let worker = self.nodes.get(&held.peer).map_or(0, |node| node.number);
         let (clock, reads, writes) = (held.message.clock(), op.pulls(), op.pushes());
-        governor.order(op, &Access { worker, clock, reads, writes, keys: &[] })
+        admission.order(op, &Access { worker, clock, reads, writes, keys: &[] })
     }
 }
 
@@ -157,12 +162,12 @@ impl Awaiting {
     }
 }
 
-impl Entry {
+impl Replica {
     /// What the table's model says of a request, which is an input or not.
     pub(super) fn judge(&mut self, is_input: bool, request: &Request<'_>) -> Result<Turn, String> {
         let access = Access { writes: request.pushes && is_input, ..access(request) };
-        match &mut self.governor {
-            Some(governor) if access.reads || access.writes => governor.judge(&access),
+        match &mut self.admission {
+            Some(admission) if access.reads || access.writes => admission.judge(&access),
             _ => Ok(Turn::Now),
         }
     }
@@ -174,7 +179,7 @@ impl Tables {
         &mut self,
         held: Held,
         node: u32,
-        blocker: Option<Blocker>,
+        wait_reason: Option<WaitReason>,
     ) {
         let (table, key) = (held.message.table(), held.message.range().begin());
         let incarnation = self.chains.nodes.get(&held.peer).map_or(0, |node| node.incarnation);
@@ -183,10 +188,11 @@ impl Tables {
         let (Some(op), Some(at)) = (op_of(&held), self.position(table, key)) else {
             return self.moves.released.push_back(held);
         };
-        let Entry { chain: Some(chain), governor, .. } = &mut self.entries[at] else {
+        let Replica { chain: Some(chain), admission, .. } = &mut self.entries[at] else {
             return self.moves.released.push_back(held);
         };
-        let order = governor.as_deref().map_or(Order::default(), |it| self.chains.order(it, &held));
+        let order =
+            admission.as_deref().map_or(Order::default(), |it| self.chains.order(it, &held));
         let is_input = is_input(&held);
         // A worker that leaves and then goes on begins anew with its clocks.
         let is_own = |it: &&Awaiting| is_input && it.is_input && it.sender == sender;
@@ -194,25 +200,26 @@ impl Tables {
         let order = own.fold(order, Order::max);
         let behind = chain.awaiting.partition_point(|it| it.order <= order);
         let is_access = held.message.clock() > 0 && (op.pulls() || op.pushes());
-        let awaiting = Awaiting { held, order, blocker, sender, is_input, is_access };
+        let awaiting = Awaiting { held, order, wait_reason, sender, is_input, is_access };
         chain.awaiting.insert(behind, awaiting);
-        self.chains.is_due |= governor.as_ref().is_some_and(|it| it.foresees());
+        self.chains.is_due |= admission.as_ref().is_some_and(|it| it.foresees());
     }
 
     /// Lets lost workers leave the tables that this thread serves first, and requests go on that
     /// waited for a model; returns whether there were any.
-    pub(super) fn advance_models(&mut self, lanes: &mut Lanes) -> bool {
+    pub(super) fn advance_models(&mut self, lanes: &mut Connections) -> bool {
         let Tables { entries, chains, index, moves, .. } = self;
         let mut is_busy = false;
         for entry in entries {
             let place = (entry.number, entry.range);
-            let Entry { chain: Some(chain), governor: Some(governor), shard, .. } = entry else {
+            let Replica { chain: Some(chain), admission: Some(admission), shard, .. } = entry
+            else {
                 continue;
             };
             if !chain.is_whole || !chain.is_first(chains, *index) {
                 continue;
             }
-            let lost = chains.view.workers.iter().filter(|worker| governor.has(**worker));
+            let lost = chains.view.workers.iter().filter(|worker| admission.has(**worker));
             for worker in lost.copied().collect::<Vec<_>>() {
                 if chain.holds(chains, lanes, *index) {
                     chains.is_due = true;
@@ -220,7 +227,7 @@ impl Tables {
                 }
                 tracing::info!(worker, "a lost worker leaves a table");
                 // Nothing is wrong with a leave.
-                let _ = governor.enter(Op::Leave, worker, 0, &[]);
+                let _ = admission.enter(Op::Leave, worker, 0, &[]);
                 let sender = Sender { node: worker, incarnation: SCHEDULER };
                 chain.applied.note(sender);
                 let inputs = Inputs::leave(sender);
@@ -229,7 +236,7 @@ impl Tables {
                 chains.pass_on(lanes, chain, *index, place, item);
             }
             let looks = &mut chains.counters.looks;
-            is_busy |= chain.release_awaiting(governor, &mut moves.released, looks);
+            is_busy |= chain.release_awaiting(admission, &mut moves.released, looks);
         }
         is_busy
     }

@@ -3,7 +3,7 @@
 //!
 //! Path: codec > thread > **tables** > shard > store > answer.
 
-use caravan_van::{Lanes, Message, PeerId};
+use caravan_van::{Connections, Message, PeerId};
 
 use super::models::{access, keeps_order, tells_clock};
 use super::{Chains, Head, Inputs, Reply, Sender, Unconfirmed, apply};
@@ -12,9 +12,9 @@ use crate::filter::List;
 use crate::op::{DISCLOSES, FINISHES, Op};
 use crate::server::answer::ReplyTo;
 use crate::server::shard::Request;
-use crate::server::tables::governor::{Governor, Turn};
+use crate::server::tables::admission::{AdmissionController, Turn};
 use crate::server::tables::served::all_lost;
-use crate::server::tables::{Client, Entry, Step, Tables, Trouble, cut};
+use crate::server::tables::{Client, Replica, Step, Tables, Trouble, cut};
 
 /// A request of a worker to a shard with copies.
 #[derive(Clone, Copy)]
@@ -52,7 +52,7 @@ impl Tables {
     /// Serves the records of a message to a shard with copies.
     pub(in crate::server::tables) fn serve_chained(
         &mut self,
-        lanes: &mut Lanes,
+        lanes: &mut Connections,
         client: Client,
         message: &mut Message,
         list: Option<&List>,
@@ -68,7 +68,7 @@ impl Tables {
                 return Ok(Step::Expand);
             }
             entry.check_keys(request.keys)?;
-            // Whoever asks a thread that is lost or has left hears that from its own watch; and a
+            // A removed server does not reply: clients learn of the removal from the scheduler. A
             // worker asks again on another lane than one that is gone.
             if let Some(incarnation) = incarnation.filter(|_| !chains.view.is_gone(*index)) {
                 let timestamp = message.timestamp();
@@ -94,7 +94,10 @@ impl Tables {
     ///
     /// # Errors
     /// If this thread is not the one to serve it.
-    pub(in crate::server::tables) fn must_hold(&self, lanes: &Lanes) -> Result<bool, Trouble> {
+    pub(in crate::server::tables) fn must_hold(
+        &self,
+        lanes: &Connections,
+    ) -> Result<bool, Trouble> {
         let Tables { entries, chains, last, index, .. } = self;
         entries[*last].check_first(chains, *index)?;
         Ok(entries[*last].chain.as_ref().is_some_and(|chain| chain.holds(chains, lanes, *index)))
@@ -104,12 +107,12 @@ impl Tables {
     /// here. A thread that counts as lost answers nothing.
     pub(in crate::server::tables) fn answer_confirmed(
         &mut self,
-        lanes: &mut Lanes,
+        lanes: &mut Connections,
         client: Client,
         message: &Message,
     ) {
         let Tables { entries, chains, last, index, .. } = self;
-        let Entry { number, range, chain: Some(chain), shard, .. } = &mut entries[*last] else {
+        let Replica { number, range, chain: Some(chain), shard, .. } = &mut entries[*last] else {
             return;
         };
         let incarnation = chains.nodes.get(&client.peer).map(|node| node.incarnation);
@@ -131,7 +134,7 @@ impl Tables {
     /// Applies what the thread before this one has applied, and passes it on.
     pub(super) fn serve_replicate(
         &mut self,
-        lanes: &mut Lanes,
+        lanes: &mut Connections,
         peer: PeerId,
         message: &mut Message,
     ) -> Result<Step, Trouble> {
@@ -147,7 +150,7 @@ impl Tables {
         let (keys, lengths) = (message.keys(), message.lengths());
         entry.check_keys(keys)?;
         let place = (entry.number, entry.range);
-        let Entry { chain: Some(chain), image, .. } = &mut *entry else {
+        let Replica { chain: Some(chain), image, .. } = &mut *entry else {
             return Err("this shard has no copies".to_owned().into());
         };
         if !chain.is_whole && (chain.comes_from != Some(peer) || image.is_some()) {
@@ -185,12 +188,12 @@ impl Tables {
     }
 }
 
-impl Entry {
+impl Replica {
     /// Serves a request at the first thread of its chain, or returns how it has to wait. It goes on
     /// in any case: all copies apply it, or none.
     fn serve_copied(
         &mut self,
-        lanes: &mut Lanes,
+        lanes: &mut Connections,
         chains: &mut Chains,
         index: usize,
         asked: Asked,
@@ -226,28 +229,28 @@ impl Entry {
             (Err(_), Some(new)) => keeps_order(new).then_some(Op::Refused),
             (_, new) => new,
         };
-        let Entry { chain: Some(chain), shard, governor, .. } = self else { return Ok(None) };
+        let Replica { chain: Some(chain), shard, admission, .. } = self else { return Ok(None) };
         let mut gone = Vec::new();
         if effect == Some(Op::Refused) {
             chain.applied.refuse(sender, timestamp, lanes.credits_max());
             gone = shard.take_gone();
         }
-        if let (Some(governor), Some(new)) = (governor.as_mut(), new) {
+        if let (Some(admission), Some(new)) = (admission.as_mut(), new) {
             if ends & FINISHES != 0 {
-                governor.finish(sender.node, request.clock, ends);
+                admission.finish(sender.node, request.clock, ends);
             }
             match new {
                 Op::Bound => chain.ask_again(),
                 // Copies may know less of clocks, so they are told the one that it was given.
-                Op::Join => request.clock = governor.clock(sender.node).unwrap_or(request.clock),
+                Op::Join => request.clock = admission.clock(sender.node).unwrap_or(request.clock),
                 _ => {}
             }
             chains.is_due |= !chain.awaiting.is_empty();
         }
         chains.counters.repeated += u64::from(is_input && new.is_none());
         let answer = outcome.and_then(|()| {
-            let governor = governor.as_deref();
-            chain.answer_to(&mut **shard, governor, &memory, mark, (op, &request))
+            let admission = admission.as_deref();
+            chain.answer_to(&mut **shard, admission, &memory, mark, (op, &request))
         });
         if effect == Some(Op::Refused) {
             request.keys = &gone;
@@ -280,7 +283,7 @@ impl Entry {
     /// If the shard lets inputs wait.
     fn fate(
         &mut self,
-        lanes: &Lanes,
+        lanes: &Connections,
         chains: &Chains,
         index: usize,
         asked: Asked,
@@ -296,22 +299,22 @@ impl Entry {
         if !is_behind && chain.holds(chains, lanes, index) {
             return Ok(Fate::Waits(Step::Hold));
         }
-        if let (Some(governor), Some(new)) = (&mut self.governor, new) {
-            governor.foresee(new, ends, sender.node, request.clock);
+        if let (Some(admission), Some(new)) = (&mut self.admission, new) {
+            admission.foresee(new, ends, sender.node, request.clock);
         }
-        let has_turn = |governor: &Governor| {
+        let has_turn = |admission: &AdmissionController| {
             let access = access(request);
-            let order = governor.order(op, &access);
+            let order = admission.order(op, &access);
             !(access.reads || access.writes && new.is_some()) || !chain.awaits_lower(order)
         };
-        if is_behind || !self.governor.as_deref().is_none_or(has_turn) {
+        if is_behind || !self.admission.as_deref().is_none_or(has_turn) {
             return Ok(Fate::Waits(Step::Await(None)));
         }
         if let Admission::AfterClock(clock) = admission {
             return Ok(Fate::Waits(Step::Park(clock)));
         }
         let judged = match self.judge(new.is_some(), request) {
-            Ok(Turn::Later(blocker)) => return Ok(Fate::Waits(Step::Await(Some(blocker)))),
+            Ok(Turn::Later(wait_reason)) => return Ok(Fate::Waits(Step::Await(Some(wait_reason)))),
             Ok(_) if op == Op::Join && chains.view.workers.contains(&sender.node) => {
                 Err("this worker counts as lost".to_owned())
             }
@@ -326,12 +329,12 @@ impl Entry {
     /// The reason why it is refused, now or when it came for the first time.
     fn execute(
         &mut self,
-        lanes: &Lanes,
+        lanes: &Connections,
         (sender, timestamp): (Sender, u64),
         (is_input, new): (bool, Option<Op>),
         request: &Request<'_>,
     ) -> Result<(), String> {
-        let Entry { chain: Some(chain), shard, governor, moving, .. } = self else {
+        let Replica { chain: Some(chain), shard, admission, moving, .. } = self else {
             return Ok(());
         };
         match new {
@@ -347,8 +350,8 @@ impl Entry {
                     }
                     _ => {}
                 }
-                let governor = governor.as_deref_mut();
-                let answer = apply(&mut **shard, governor, new, request, lanes.memory())?;
+                let admission = admission.as_deref_mut();
+                let answer = apply(&mut **shard, admission, new, request, lanes.memory())?;
                 match keeps_order(new) {
                     true => chain.applied.enter(sender, timestamp, answer),
                     false => chain.applied.note(sender),
@@ -357,9 +360,9 @@ impl Entry {
         }
         let writes = request.pushes && new.is_some();
         if (writes || request.pulls)
-            && let Some(governor) = governor
+            && let Some(admission) = admission
         {
-            governor.record_executed(&Access { writes, ..access(request) });
+            admission.record_executed(&Access { writes, ..access(request) });
         }
         Ok(())
     }
@@ -368,12 +371,12 @@ impl Entry {
     /// hears of the model with the rest; none hears of what is announced.
     fn repeat(
         &mut self,
-        lanes: &Lanes,
+        lanes: &Connections,
         (sender, timestamp): (Sender, u64),
         (op, ends): (Op, u8),
         request: &Request<'_>,
     ) -> Result<(), String> {
-        let Entry { chain: Some(chain), shard, governor, .. } = self else { return Ok(()) };
+        let Replica { chain: Some(chain), shard, admission, .. } = self else { return Ok(()) };
         let memory = lanes.memory();
         if op == Op::Rows {
             return self.repeat_gathered(request, memory);
@@ -393,18 +396,18 @@ impl Entry {
             chain.applied.charge(sender)?;
             let values = if op == Op::Clock { &[] } else { request.values };
             let request = &Request { values, ..*request };
-            let answer = apply(&mut **shard, governor.as_deref_mut(), op, request, memory)?;
+            let answer = apply(&mut **shard, admission.as_deref_mut(), op, request, memory)?;
             match keeps_order(op) {
                 true => chain.applied.enter(sender, timestamp, answer),
                 false => chain.applied.note(sender),
             }
         }
-        let Some(governor) = governor else { return Ok(()) };
+        let Some(admission) = admission else { return Ok(()) };
         if op == Op::Push {
-            governor.record_executed(&access(request));
+            admission.record_executed(&access(request));
         }
         if ends & FINISHES != 0 {
-            governor.finish(sender.node, request.clock, FINISHES);
+            admission.finish(sender.node, request.clock, FINISHES);
         }
         Ok(())
     }

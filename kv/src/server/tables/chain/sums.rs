@@ -1,4 +1,4 @@
-//! What goes on together: the parts of a sum, as the sum.
+//! Replicates the sum of what workers push, in place of the parts of each.
 //!
 //! Some shards add up a push of each worker before anything comes of them, as those of DBPG do with
 //! gradients ([`Shard::part`]). The first thread of their chain applies each part as it comes,
@@ -14,13 +14,13 @@
 
 use std::time::Duration;
 
-use caravan_van::{KeyRange, Lanes};
+use caravan_van::{Connections, KeyRange};
 
 use super::gathered::pushes;
 use super::{Chain, Chains, Inputs, Link, Unconfirmed};
 use crate::op::Op;
 use crate::server::shard::{Extract, Part, Request, Shard};
-use crate::server::tables::{Entry, Tables};
+use crate::server::tables::{Replica, Tables};
 
 /// Time after which parts pass on as they are.
 const LATE: Duration = Duration::from_secs(1);
@@ -100,7 +100,7 @@ impl Chains {
     /// Keeps a part that was applied, and passes on the sums that are complete.
     pub(super) fn gather_part(
         &mut self,
-        lanes: &mut Lanes,
+        lanes: &mut Connections,
         chain: &mut Chain,
         shard: &dyn Shard,
         index: usize,
@@ -122,7 +122,7 @@ impl Chains {
     /// Passes on all parts as they are.
     pub(super) fn pass_parts(
         &mut self,
-        lanes: &mut Lanes,
+        lanes: &mut Connections,
         chain: &mut Chain,
         index: usize,
         place: (u32, KeyRange),
@@ -135,14 +135,14 @@ impl Chains {
 
 impl Tables {
     /// Passes on parts whose sums are late.
-    pub(in crate::server) fn pass_late_parts(&mut self, lanes: &mut Lanes) {
+    pub(in crate::server) fn pass_late_parts(&mut self, lanes: &mut Connections) {
         let Tables { entries, chains, index, .. } = self;
         let Some(since) = chains.parts_since else { return };
         let now = lanes.now();
         if now - since < LATE {
             return;
         }
-        for Entry { chain, number, range, .. } in &mut *entries {
+        for Replica { chain, number, range, .. } in &mut *entries {
             let Some(chain) = chain else { continue };
             if chain.sums.iter().any(|sum| now - sum.since >= LATE) {
                 chains.pass_parts(lanes, chain, *index, (*number, *range));
@@ -153,7 +153,7 @@ impl Tables {
     }
 }
 
-impl Entry {
+impl Replica {
     /// The sum of which a push that is new at the first thread of a chain is a part.
     pub(super) fn part(&self, new: Option<Op>, op: Op, request: &Request<'_>) -> Option<Part> {
         let chain = self.chain.as_ref()?;
@@ -167,7 +167,7 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
 
     use super::*;
-    use crate::server::tables::chain::marks::Sender;
+    use crate::server::tables::chain::sessions::Sender;
     use crate::table::{TableSpec, ValueType};
     use caravan_van::Pool;
 

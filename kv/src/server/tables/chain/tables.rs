@@ -2,16 +2,16 @@
 //! come, confirmations, and the look after chains between them.
 
 use caravan_van::wire::{Hello, Kind};
-use caravan_van::{Endpoint, KeyRange, Lanes, Message, PeerId, Pool};
+use caravan_van::{Connections, Endpoint, KeyRange, Message, PeerId, Pool};
 
 use super::{Chain, ChainCounters, Follow, Lane, Link, Node, Posted, Rest};
+use crate::membership::Membership;
 use crate::node::{Role, is_client};
 use crate::op::{Asker, Op};
 use crate::server::answer::ReplyTo;
 use crate::server::tables::image::Incoming;
-use crate::server::tables::{Entry, Held, Known, Step, Tables, Trouble};
+use crate::server::tables::{Held, Known, Replica, Step, Tables, Trouble};
 use crate::table::TableSpec;
-use crate::view::View;
 
 impl Tables {
     /// Remembers which start of its node is at the other end of a lane, and its role.
@@ -31,13 +31,13 @@ impl Tables {
         self.chains.counters
     }
 
-    /// Enters what a worker knows of the server threads.
+    /// Records what a worker knows of the server threads.
     pub(in crate::server::tables) fn enter_view(
         &mut self,
         message: &Message,
         memory: &Pool,
     ) -> Result<(), Trouble> {
-        let view: View =
+        let view: Membership =
             serde_json::from_slice(message.values()).map_err(|error| error.to_string())?;
         view.check(self.count)?;
         self.join_view(&view, memory);
@@ -45,7 +45,7 @@ impl Tables {
     }
 
     /// Adds what another view has; returns whether this thread did not know all of it.
-    pub(in crate::server) fn join_view(&mut self, view: &View, memory: &Pool) -> bool {
+    pub(in crate::server) fn join_view(&mut self, view: &Membership, memory: &Pool) -> bool {
         let heard = self.chains.view.events.len();
         let is_new = self.chains.view.join(view);
         self.chains.is_due |= is_new;
@@ -75,7 +75,7 @@ impl Tables {
     /// Serves a request of the thread before this one in a chain.
     pub(in crate::server::tables) fn serve_follower(
         &mut self,
-        lanes: &mut Lanes,
+        lanes: &mut Connections,
         peer: PeerId,
         message: &mut Message,
         op: Op,
@@ -102,8 +102,8 @@ impl Tables {
                     let rest = serde_json::from_slice(message.values());
                     let Rest { applied, model } = rest.map_err(|error| error.to_string())?;
                     chain.applied.take(applied)?;
-                    if let (Some(governor), Some(model)) = (&mut entry.governor, model) {
-                        governor.take(model)?;
+                    if let (Some(admission), Some(model)) = (&mut entry.admission, model) {
+                        admission.take(model)?;
                     }
                     chain.is_whole = true;
                     chain.comes_from = None;
@@ -118,7 +118,12 @@ impl Tables {
 
     /// Makes room for a copy, unless there is one; returns whether it is whole, as one is to which
     /// nothing was ever done.
-    fn follow(&mut self, lanes: &Lanes, peer: PeerId, message: &Message) -> Result<bool, Trouble> {
+    fn follow(
+        &mut self,
+        lanes: &Connections,
+        peer: PeerId,
+        message: &Message,
+    ) -> Result<bool, Trouble> {
         let (number, range) = (message.table(), message.range());
         let Follow { table, from, first, is_unused } =
             serde_json::from_slice(message.values()).map_err(|error| error.to_string())?;
@@ -149,10 +154,10 @@ impl Tables {
         Err(Trouble::Lost)
     }
 
-    /// Enters answers of a thread that follows; returns false if `peer` is not one.
+    /// Records answers of a thread that follows; returns false if `peer` is not one.
     pub(in crate::server) fn enter_confirmed(
         &mut self,
-        lanes: &mut Lanes,
+        lanes: &mut Connections,
         peer: PeerId,
         message: &mut Message,
     ) -> bool {
@@ -174,14 +179,14 @@ impl Tables {
 
     fn enter_confirmation(
         &mut self,
-        lanes: &mut Lanes,
+        lanes: &mut Connections,
         posted: Posted,
         server: usize,
         message: &Message,
     ) {
         let Some(at) = self.position(posted.table, posted.begin) else { return };
         let Tables { entries, chains, index, .. } = self;
-        let Entry { range, chain: Some(chain), shard, .. } = &mut entries[at] else { return };
+        let Replica { range, chain: Some(chain), shard, .. } = &mut entries[at] else { return };
         if chain.next != Some(server) {
             return;
         }
@@ -268,9 +273,9 @@ impl Tables {
                     let piece_bytes = moves.piece_bytes;
                     let copies = matches!(chain.link, Link::Copies { next: Some(_), .. });
                     let shard = &mut *entry.shard;
-                    let governor = entry.governor.as_deref();
+                    let admission = entry.admission.as_deref();
                     let advanced =
-                        chain.advance(&mut way, shard, governor, text, piece_bytes, &mut counters);
+                        chain.advance(&mut way, shard, admission, text, piece_bytes, &mut counters);
                     match advanced {
                         Ok(true) if copies => {
                             is_busy = true; // other work comes first
@@ -310,13 +315,13 @@ impl Tables {
 
     /// Whether this thread numbers the tables.
     pub(in crate::server::tables) fn gives_numbers(&self) -> bool {
-        self.chains.view.numberer() == self.index
+        self.chains.view.catalogue_owner() == self.index
     }
 
     /// Checks that there are servers, and room on their lanes, for the copies of a table.
     pub(in crate::server::tables) fn check_replicas(
         &self,
-        lanes: &Lanes,
+        lanes: &Connections,
         spec: &TableSpec,
     ) -> Result<(), String> {
         let TableSpec { ref name, replicas, .. } = *spec;
@@ -340,14 +345,14 @@ impl Tables {
         at: usize,
         held: Held,
     ) -> Option<Held> {
-        let Entry { chain: Some(chain), governor, .. } = &mut self.entries[at] else {
+        let Replica { chain: Some(chain), admission, .. } = &mut self.entries[at] else {
             return Some(held);
         };
         self.chains.counters.held += 1;
         self.chains.is_due = true;
-        match governor.as_deref().filter(|governor| governor.foresees()) {
+        match admission.as_deref().filter(|admission| admission.foresees()) {
             None => chain.held.push_back(held),
-            Some(governor) => self.chains.hold_in_order(governor, &mut chain.held, held),
+            Some(admission) => self.chains.hold_in_order(admission, &mut chain.held, held),
         }
         None
     }
@@ -364,10 +369,10 @@ impl Tables {
             }
         }
         for entry in entries {
-            let Entry { chain: Some(chain), governor, .. } = entry else { continue };
+            let Replica { chain: Some(chain), admission, .. } = entry else { continue };
             chain.forget(peer);
-            if let (Some(governor), Some(node)) = (governor, &node) {
-                chain.foresee_again(governor, node.number);
+            if let (Some(admission), Some(node)) = (admission, &node) {
+                chain.foresee_again(admission, node.number);
             }
             if lost.is_some() && chain.next == lost {
                 chain.turn_to(lost);
@@ -393,7 +398,7 @@ impl Tables {
     /// A new shard of a table of which another thread tells.
     pub(in crate::server::tables) fn make_room(
         &mut self,
-        lanes: &Lanes,
+        lanes: &Connections,
         (number, range): (u32, KeyRange),
         text: &str,
     ) -> Result<&TableSpec, Trouble> {
@@ -405,13 +410,14 @@ impl Tables {
             known.check_same(&wanted)?;
         }
         let overlaps =
-            |entry: &Entry| entry.number == number && entry.range.intersect(range).is_some();
+            |entry: &Replica| entry.number == number && entry.range.intersect(range).is_some();
         if self.entries.iter().any(overlaps) {
             return Err("some of its keys are here already".to_owned().into());
         }
         let entry = wanted.build(number, range, &self.handles, lanes.memory())?;
         wanted.shorten()?;
-        let before = |entry: &Entry| (entry.number, entry.range.begin()) < (number, range.begin());
+        let before =
+            |entry: &Replica| (entry.number, entry.range.begin()) < (number, range.begin());
         self.entries.insert(self.entries.partition_point(before), entry);
         self.last = 0;
         self.numbers.note(number);

@@ -4,11 +4,11 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use caravan_van::wire::{Coding, Kind};
-use caravan_van::{Draft, KeyRange, Lanes, PeerId, Values};
+use caravan_van::{Connections, Draft, KeyRange, PeerId, Values};
 
 use super::Inputs;
-use super::marks::Sender;
 use super::models::tells_clock;
+use super::sessions::Sender;
 use crate::op::{BITS, DISCLOSES, FINISHES, Op};
 
 /// A lane to a thread that follows.
@@ -33,7 +33,7 @@ pub(super) struct Posted {
 
 /// The lane to the next thread and the place of a shard, to post messages about it.
 pub(super) struct Way<'a> {
-    pub(super) lanes: &'a mut Lanes,
+    pub(super) lanes: &'a mut Connections,
     pub(super) lane: &'a mut Lane,
     pub(super) count: &'a mut u64,
     pub(super) index: usize,

@@ -3,13 +3,13 @@
 //!
 //! Path: codec > thread > **tables** > shard > store > answer.
 
-use caravan_van::{KeyRange, Lanes, Message, PeerId};
+use caravan_van::{Connections, KeyRange, Message, PeerId};
 
 use super::{Arrival, Moving, Sender, With};
 use crate::op::Op;
 use crate::server::shard::Request;
 use crate::server::tables::image::Incoming;
-use crate::server::tables::{Entry, Tables, Trouble};
+use crate::server::tables::{Replica, Tables, Trouble};
 
 /// The command of the last piece of a shard.
 pub(super) const LAST: i32 = 1;
@@ -17,7 +17,7 @@ pub(super) const LAST: i32 = 1;
 /// Why an owner keeps its shard, or whoever asks is none.
 const NOT_HERE: &str = "no shard of these keys is coming from there";
 
-impl Entry {
+impl Replica {
     /// Whence it comes, if it does.
     fn sender(&mut self) -> Option<&mut Sender> {
         match self.moving.as_mut().map(|moving| &mut moving.with) {
@@ -27,7 +27,7 @@ impl Entry {
     }
 
     /// Adds rows to a shard that comes, or what its owner has applied since.
-    fn add(&mut self, lanes: &Lanes, message: &Message, op: Op) -> Result<(), String> {
+    fn add(&mut self, lanes: &Connections, message: &Message, op: Op) -> Result<(), String> {
         let (keys, lengths, values) = (message.keys(), message.lengths(), message.values());
         self.check_keys(keys)?;
         let node = (message.timestamp() >> 32) as u32;
@@ -62,7 +62,7 @@ impl Tables {
     /// The reason why it cannot be; the owner then keeps the shard.
     pub(in crate::server::tables) fn serve_owner(
         &mut self,
-        lanes: &Lanes,
+        lanes: &Connections,
         peer: PeerId,
         message: &Message,
         op: Op,
@@ -74,7 +74,7 @@ impl Tables {
             _ => {}
         }
         let at = self.position(table, range.begin());
-        let comes = |entry: &mut Entry| entry.sender().is_some_and(|it| it.peer == Some(peer));
+        let comes = |entry: &mut Replica| entry.sender().is_some_and(|it| it.peer == Some(peer));
         let Some(at) = at.filter(|at| comes(&mut self.entries[*at])) else {
             return Err(NOT_HERE.to_owned().into());
         };
@@ -89,7 +89,7 @@ impl Tables {
         Ok(added?)
     }
 
-    /// Enters that its owner hands this shard over, perhaps not for the first time.
+    /// Records that its owner hands this shard over, perhaps not for the first time.
     ///
     /// # Errors
     /// If it is not whole: what comes late does not complete it, so the owner can keep it.
@@ -114,7 +114,7 @@ impl Tables {
 
     /// This thread owns a shard that has come whole.
     fn enter_owned(&mut self, at: usize) {
-        let Entry { number, range, moving, .. } = &mut self.entries[at];
+        let Replica { number, range, moving, .. } = &mut self.entries[at];
         if let Some(mut moving) = moving.take() {
             moving.release(&mut self.moves.released);
         }
@@ -149,7 +149,7 @@ impl Tables {
     /// Makes room for a shard that will come from `peer`.
     fn take_shard(
         &mut self,
-        lanes: &Lanes,
+        lanes: &Connections,
         peer: PeerId,
         message: &Message,
     ) -> Result<(), Trouble> {

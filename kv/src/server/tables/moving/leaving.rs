@@ -7,19 +7,19 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use caravan_van::wire::{Coding, Kind};
-use caravan_van::{Draft, Endpoint, KeyRange, Lanes, Message, PeerId, Pool, Values};
+use caravan_van::{Connections, Draft, Endpoint, KeyRange, Message, PeerId, Pool, Values};
 
 use super::arriving::LAST;
 use super::{
     Arrival, Destination, Gone, Held, Moved, Moves, Moving, Recipient, UNANSWERED_MAX, With,
 };
 use crate::error::with_sources;
+use crate::membership::Handed;
 use crate::op::Op;
 use crate::server::answer::{ReplyTo, refuse};
 use crate::server::shard::{Extract, Request, Shard};
 use crate::server::tables::image::Outgoing;
-use crate::server::tables::{Entry, MoveCounters, RETRY, Tables, Trouble};
-use crate::view::Handed;
+use crate::server::tables::{MoveCounters, RETRY, Replica, Tables, Trouble};
 
 /// A shard that is leaving this thread.
 pub(super) struct Leaving {
@@ -85,7 +85,7 @@ impl Leaving {
 /// names no keys.
 #[cold]
 pub(in crate::server::tables) fn forward(
-    lanes: &mut Lanes,
+    lanes: &mut Connections,
     moving: &mut Option<Box<Moving>>,
     counters: &mut MoveCounters,
     (table, range): (u32, KeyRange),
@@ -121,7 +121,7 @@ impl Recipient {
     }
 
     /// A lane that is lost says so by itself; see [`Leaving::lose`].
-    fn post(&mut self, lanes: &mut Lanes, draft: Draft<'_>) -> Result<(), Trouble> {
+    fn post(&mut self, lanes: &mut Connections, draft: Draft<'_>) -> Result<(), Trouble> {
         let Some(peer) = self.peer else { return Ok(()) };
         self.sent += 1;
         let mut coding =
@@ -141,7 +141,7 @@ impl Tables {
     /// The reason why it cannot be moved.
     pub(in crate::server::tables) fn begin_move(
         &mut self,
-        lanes: &Lanes,
+        lanes: &Connections,
         peer: PeerId,
         message: &mut Message,
     ) -> Result<bool, Trouble> {
@@ -164,7 +164,7 @@ impl Tables {
             let name = &entry.spec.name;
             return Err(format!("table {name} has replicas, so its shards cannot move").into());
         }
-        if entry.governor.is_some() {
+        if entry.admission.is_some() {
             let name = &entry.spec.name;
             let reason = format!("table {name} has a consistency model, so its shards cannot move");
             return Err(reason.into());
@@ -359,11 +359,11 @@ impl Tables {
         Ok(*peer)
     }
 
-    /// Enters that another thread owns the shard from this epoch on.
+    /// Records that another thread owns the shard from this epoch on.
     fn give_up_shard(&mut self, at: usize, position: usize, (server, epoch): (usize, u64)) {
         let Moves { leaving, released, gone, counters, .. } = &mut self.moves;
         let Leaving { table, range, .. } = leaving[at];
-        let Entry { moving, .. } = self.entries.remove(position);
+        let Replica { moving, .. } = self.entries.remove(position);
         if let Some(mut moving) = moving {
             moving.release(released);
         }
@@ -424,7 +424,7 @@ impl Tables {
         let _ = refuse(&mut endpoint.lanes, reply_to, &reason);
     }
 
-    /// Enters the answers of a newcomer; returns false if `peer` is not one.
+    /// Records the answers of a newcomer; returns false if `peer` is not one.
     pub(in crate::server) fn enter_answers(&mut self, peer: PeerId, message: &mut Message) -> bool {
         if !self.moves.lanes.iter().any(|(_, known)| *known == peer) {
             return false;

@@ -13,8 +13,8 @@ use caravan_van::Pool;
 
 use super::Gone;
 use crate::map::Retired;
+use crate::membership::{Departed, Event, Handed, Handover, Membership};
 use crate::server::tables::{Known, Tables, Trouble};
-use crate::view::{Bequest, Departed, Event, Handed, View};
 
 impl Tables {
     /// Takes no shard from now on, if none is here that has to go. Another thread is to have the
@@ -22,10 +22,13 @@ impl Tables {
     ///
     /// # Errors
     /// If that is this thread itself.
-    pub(in crate::server::tables) fn retire(&mut self, heir: usize) -> Result<Retired, Trouble> {
+    pub(in crate::server::tables) fn retire(
+        &mut self,
+        successor: usize,
+    ) -> Result<Retired, Trouble> {
         let numbers_tables = self.gives_numbers();
         let Tables { entries, chains, moves, known, numbers, index, .. } = self;
-        if heir == *index {
+        if successor == *index {
             return Err(format!("server thread {index} cannot have its own place").into());
         }
         let (mut shards, mut alone) = (0, 0);
@@ -44,18 +47,18 @@ impl Tables {
             server: to.server,
             epoch: to.epoch,
         };
-        let bequest = |(number, known): (&u32, &Known)| {
+        let handover = |(number, known): (&u32, &Known)| {
             let Known { text, is_complete, .. } = known;
-            (*number, Bequest { table: text.clone(), is_complete: *is_complete })
+            (*number, Handover { table: text.clone(), is_complete: *is_complete })
         };
         let departed = Departed {
             thread: *index,
-            heir,
+            successor,
             is_last: false, // the scheduler says it
             gone: moves.gone.iter().filter(|_| agrees).map(handed).collect(),
             dropped: if agrees { numbers.dropped() } else { Vec::new() },
             tables: match agrees && numbers_tables {
-                true => known.iter().map(bequest).collect(),
+                true => known.iter().map(handover).collect(),
                 false => BTreeMap::new(),
             },
         };
@@ -91,11 +94,11 @@ impl Tables {
     }
 
     /// Whether this thread has left, as a view says.
-    pub(in crate::server) fn has_left(&self, view: &View) -> bool {
+    pub(in crate::server) fn has_left(&self, view: &Membership) -> bool {
         view.has_left(self.index)
     }
 
-    /// Enters the tables of threads that have left, from this step of the view on: this thread may
+    /// Records the tables of threads that have left, from this step of the view on: this thread may
     /// come to number them.
     pub(in crate::server::tables) fn inherit(&mut self, first: usize, memory: &Pool) {
         let Tables { chains, numbers, known, .. } = self;
@@ -107,7 +110,7 @@ impl Tables {
                 }
                 // Whoever drops a table does not tell those that have none of its shards.
                 known.retain(|number, known| known.is_created || !numbers.is_dropped(*number));
-                for (number, Bequest { table, is_complete }) in tables {
+                for (number, Handover { table, is_complete }) in tables {
                     numbers.note(*number);
                     if numbers.is_dropped(*number) {
                         continue;

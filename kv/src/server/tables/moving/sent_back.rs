@@ -3,7 +3,7 @@
 //! Path: codec > thread > **tables** > shard > store > answer.
 
 use caravan_van::wire::Kind;
-use caravan_van::{Draft, Lanes, Message, PeerId, Values};
+use caravan_van::{Connections, Draft, Message, PeerId, Values};
 
 use super::Moved;
 use crate::filter::List;
@@ -16,7 +16,7 @@ use crate::server::answer::post;
 /// If it cannot be posted and the lane must be closed.
 #[cold]
 pub(in crate::server::tables) fn send_back(
-    lanes: &mut Lanes,
+    lanes: &mut Connections,
     peer: PeerId,
     message: &Message,
     list: Option<&List>,

@@ -1,10 +1,10 @@
 //! A shard whose rows come and go: it admits keys and evicts rows before a push reaches the shard
 //! that has them.
 //!
-//! Path: codec > thread > tables > **shard** > store > answer, for tables with a [`Turnover`].
+//! Path: codec > thread > tables > **shard** > store > answer, for tables with a [`EvictionRule`].
 //!
 //! Which keys have rows is known here, with a score for each, so every handle with rows has the
-//! same turnover. Rows that were found for a remembered list of keys are not kept from one request
+//! same eviction. Rows that were found for a remembered list of keys are not kept from one request
 //! to the next: they may have gone meanwhile.
 //!
 //! What becomes of a push is decided before anything changes, and follows from the state and the
@@ -27,16 +27,16 @@ use self::part::{Incoming, Part};
 use super::index::NO_ROW;
 use super::shard::{Extract, Pulled, Request, Shard};
 use crate::consistency::Admission;
+use crate::eviction::EvictionRule;
 use crate::table::TableSpec;
-use crate::turnover::Turnover;
 
 /// When the cap is reached, one row in this many goes at a time.
 const EVICTED_SHARE: usize = 8;
 
-/// A shard with turnover.
+/// A shard with eviction.
 pub(super) struct Changing {
     rows: Box<dyn Shard>,
-    turnover: Turnover,
+    eviction: EvictionRule,
     gate: Gate,
     known: Known,
     range: KeyRange,
@@ -92,20 +92,20 @@ impl Way {
 }
 
 impl Changing {
-    /// The shard of keys `range` of a table with this turnover, whose rows are in `rows`.
+    /// The shard of keys `range` of a table with this eviction, whose rows are in `rows`.
     ///
     /// # Errors
     /// The reason why they cannot come and go.
     pub(super) fn new(
         rows: Box<dyn Shard>,
         spec: &TableSpec,
-        turnover: Turnover,
+        eviction: EvictionRule,
         range: KeyRange,
         pool: &Pool,
     ) -> Result<Self, String> {
         let refuse = |why: &str| Err(format!("table {}: {why}", spec.name));
         if rows.footprint(0, 0).is_none() {
-            return refuse("shards of its handle keep all rows, so leave out the turnover");
+            return refuse("shards of its handle keep all rows, so leave out the eviction");
         }
         let has_copies = spec.replicas > 0;
         if has_copies && let Err(why) = rows.give(range.begin(), 0, &mut Extract::default()) {
@@ -115,13 +115,13 @@ impl Changing {
         let share = |bytes: u64| (u128::from(bytes) * range.count() / all) as usize;
         let mut changing = Changing {
             rows,
-            turnover,
-            gate: Gate::new(spec, &turnover, range, pool)?,
+            eviction,
+            gate: Gate::new(spec, &eviction, range, pool)?,
             known: Known::new(spec, pool),
             range,
             width: spec.width as usize,
             has_copies,
-            bytes_max: turnover.bytes_max.map_or(usize::MAX, share),
+            bytes_max: eviction.bytes_max.map_or(usize::MAX, share),
             clock: 0,
             looked_at: None,
             is_held: false,
@@ -150,10 +150,9 @@ impl Changing {
         inner + Known::footprint(rows) + self.gate.bytes()
     }
 
-    /// Enters that the rows go that have to, whatever room there is, if the clock has risen enough
-    /// since the last look.
+    /// Marks idle rows for eviction, if the clock has risen enough since the last look.
     fn plan_old(&mut self) {
-        let Turnover { idle_max, score_min, .. } = self.turnover;
+        let EvictionRule { idle_max, score_min, .. } = self.eviction;
         let pause = match (idle_max, score_min) {
             (None, None) => return,
             (Some(idle), None) => (idle / 4).max(1),
@@ -163,7 +162,7 @@ impl Changing {
             return;
         }
         self.looked_at = Some(self.clock);
-        let (clock, decay) = (self.clock, self.turnover.decay());
+        let (clock, decay) = (self.clock, self.eviction.decay());
         let is_old = |entry: &Entry| {
             let is_idle = idle_max.is_some_and(|most| clock.saturating_sub(entry.clock) > most);
             is_idle || score_min.is_some_and(|least| entry.score_at(clock, decay) < least)
@@ -174,10 +173,10 @@ impl Changing {
         }
     }
 
-    /// Enters that some of the rows with the lowest scores go, but none of the sorted `keys`;
+    /// Records that some of the rows with the lowest scores go, but none of the sorted `keys`;
     /// returns whether there were any.
     fn plan_lowest(&mut self, keys: &[u64]) -> bool {
-        let (clock, decay) = (self.clock, self.turnover.decay());
+        let (clock, decay) = (self.clock, self.eviction.decay());
         let Changing { known, goes, .. } = self;
         let others = known.iter().filter(|(key, _)| {
             keys.binary_search(key).is_err() && goes.keys.binary_search(key).is_err()
@@ -247,12 +246,12 @@ impl Changing {
         })
     }
 
-    /// Enters the rows that came: they were named now, and have values.
+    /// Records the rows that came: they were named now, and have values.
     fn note(&mut self, lengths: &[u32]) {
         let width = self.width;
         let length = |at: u32| lengths.get(at as usize).map_or(width, |it| *it as usize);
         let lengths = self.part.places.iter().map(|at| length(*at));
-        self.known.note(lengths, self.clock, self.turnover.decay());
+        self.known.note(lengths, self.clock, self.eviction.decay());
     }
 
     /// Charges `buffers` for a request that needs more than those before.
@@ -263,7 +262,7 @@ impl Changing {
         self.buffers.set(bytes).map_err(|error| error.to_string())
     }
 
-    /// Enters that rows go until there is room for those that come. Where that is not enough, the
+    /// Records that rows go until there is room for those that come. Where that is not enough, the
     /// last keys without rows get none.
     fn plan_room(&mut self, keys: &[u64], lengths: &[u32], way: Way) -> Result<(), String> {
         let width = self.width;

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use super::lane::{Lane, Rules, lane};
+use super::connection::{Connection, Rules, lane};
 use crate::error::{Error, Result};
 use crate::gauge::{ByVan, Gauge};
 use crate::memory::{Buffer, Pool};
@@ -13,7 +13,7 @@ use crate::transport::{Clock, Limits, MIXED, PeerId, Transport};
 use crate::wire::Offer;
 
 /// The lanes of one thread to all its peers: the sending half of an endpoint.
-pub struct Lanes {
+pub struct Connections {
     pub(super) transport: Box<dyn Transport>,
     pub(super) memory: Pool,
     pub(super) limits: Limits,
@@ -23,7 +23,7 @@ pub struct Lanes {
     pub(super) node: u32,
     pub(super) credits: u16,
     /// Indexed by peer number; `None` once the peer is gone.
-    pub(super) lanes: Vec<Option<Lane>>,
+    pub(super) lanes: Vec<Option<Connection>>,
     /// Whether a peer waits for a landing because memory was short.
     pub(super) starved: bool,
     /// Whether it is so, or there are peers to forget.
@@ -41,14 +41,14 @@ pub struct Lanes {
     gauge: Gauge,
 }
 
-impl Lanes {
+impl Connections {
     pub(super) fn new(transport: Box<dyn Transport>, node: u32, credits: u16) -> Self {
         let about = transport.about();
         let limits = about.limits;
         let is_mixed = about.name == MIXED;
         let memory = about.memory.clone();
         let clock = about.clock.clone();
-        Lanes {
+        Connections {
             transport,
             memory,
             limits,
@@ -268,7 +268,7 @@ impl Lanes {
         self.has_chores = self.starved || !self.closed.is_empty();
     }
 
-    pub(super) fn enter(&mut self, peer: PeerId) -> &mut Lane {
+    pub(super) fn enter(&mut self, peer: PeerId) -> &mut Connection {
         let index = peer.0 as usize;
         if self.lanes.len() <= index {
             self.lanes.resize_with(index + 1, || None);

@@ -27,16 +27,16 @@ pub(super) struct Applied {
     refused: VecDeque<u64>,
 }
 
-/// The watermarks of a shard.
-pub(super) struct Watermarks {
+/// The sessions of a shard.
+pub(super) struct Sessions {
     applied: BTreeMap<Sender, Applied>,
     memory: Account,
 }
 
-impl Watermarks {
+impl Sessions {
     pub(super) fn new(pool: &Pool) -> Self {
         let memory = Account::new(pool, "what was applied of whom");
-        Watermarks { applied: BTreeMap::new(), memory }
+        Sessions { applied: BTreeMap::new(), memory }
     }
 
     /// Whether nothing was ever applied or refused.
@@ -64,7 +64,7 @@ impl Watermarks {
         Ok(())
     }
 
-    /// Enters that a push was applied, or a command with this answer, so that it is known when it
+    /// Records that a push was applied, or a command with this answer, so that it is known when it
     /// comes again.
     pub(super) fn enter(&mut self, sender: Sender, timestamp: u64, answer: Option<Vec<u8>>) {
         let applied = self.applied.entry(sender).or_default();
@@ -78,7 +78,7 @@ impl Watermarks {
         }
     }
 
-    /// Enters that inputs were refused, so that they are refused again when they come again. No
+    /// Records that inputs were refused, so that they are refused again when they come again. No
     /// more may come again than a lane has credits, so it is charged for nothing.
     pub(super) fn refuse(&mut self, sender: Sender, timestamp: u64, credits: u16) {
         let applied = self.applied.entry(sender).or_default();
@@ -124,7 +124,8 @@ impl Watermarks {
         self.applied.iter().map(last)
     }
 
-    /// Enters that something of a worker was applied that may be applied again when it comes again.
+    /// Records that something of a worker was applied that may be applied again when it comes
+    /// again.
     pub(super) fn note(&mut self, sender: Sender) {
         self.applied.entry(sender).or_default();
     }

@@ -6,13 +6,13 @@
 use std::rc::Rc;
 
 use caravan_van::wire::Kind;
-use caravan_van::{Account, Draft, KeyRange, Lanes, Message, PeerId, Pool, Values};
+use caravan_van::{Account, Connections, Draft, KeyRange, Message, PeerId, Pool, Values};
 
 use serde::{Deserialize, Serialize};
 
 use super::{Client, Trouble};
 use crate::consistency::{
-    Access, Blocker, Controller, Members, Model, Order, Parked, VectorClock, Verdict,
+    Access, Controller, Members, Model, Order, Parked, VectorClock, Verdict, WaitReason,
 };
 use crate::filter::List;
 use crate::history::Recorder;
@@ -30,7 +30,7 @@ const REQUEST_BYTES: usize = 512;
 const SPAN_BYTES: usize = 96;
 
 /// A table's controller and its parked requests.
-pub(in crate::server) struct Governor {
+pub(in crate::server) struct AdmissionController {
     controller: Box<dyn Controller>,
     parked: Parked<Waiting>,
     /// Announcements behind parked requests of their workers.
@@ -46,9 +46,8 @@ pub(in crate::server) struct Governor {
     memory: Account,
     /// Whether the shard has copies.
     is_copied: bool,
-    /// Under BSP beside copies: the workers as all copies know them. The controller knows more at
-    /// the first thread of a chain: a push waits there for clocks, and clocks are inputs only
-    /// behind it.
+    /// Committed members under BSP with copies: clocks that all replicas have applied. The head of
+    /// a chain knows more: a push waits there for clocks, and clocks are records only behind it.
     settled: Option<Members>,
     /// Where executed requests are recorded, if they are.
     history: Option<Recorder>,
@@ -89,7 +88,7 @@ pub(in crate::server) enum Turn {
     /// It was executed before: it is answered, and not executed again.
     Repeated,
     /// It waits.
-    Later(Blocker),
+    Later(WaitReason),
 }
 
 impl Waiting {
@@ -106,8 +105,8 @@ impl Waiting {
     }
 }
 
-impl Governor {
-    /// The governor of a shard with these keys, if the table has a model.
+impl AdmissionController {
+    /// The admission controller of a shard with these keys, if the table has a model.
     ///
     /// # Errors
     /// If there is no memory for it.
@@ -116,7 +115,7 @@ impl Governor {
         range: KeyRange,
         handles: &Handles,
         pool: &Pool,
-    ) -> Result<Option<Box<Governor>>, String> {
+    ) -> Result<Option<Box<AdmissionController>>, String> {
         let Some(consistency) = &spec.consistency else { return Ok(None) };
         let controller = handles.controller(consistency, range, spec.store == Store::Dense);
         let mut memory = Account::new(pool, "the consistency model of a table");
@@ -132,7 +131,7 @@ impl Governor {
         let settled = is_settled_late.then(|| controller.members().clone());
         let key_bytes = if grows { KEY_BYTES } else { 0 };
         let announced = Vec::new();
-        Ok(Some(Box::new(Governor {
+        Ok(Some(Box::new(AdmissionController {
             controller,
             parked,
             announced,
@@ -184,12 +183,12 @@ impl Governor {
     /// Decides on a request to a shard with copies, each time that it is asked about.
     ///
     /// # Errors
-    /// As [`Governor::arrive`].
+    /// As [`AdmissionController::arrive`].
     pub(super) fn judge(&mut self, access: &Access<'_>) -> Result<Turn, String> {
         if self.grows {
             self.charge(access.keys.len())?;
         }
-        let Governor { controller, settled: Some(settled), .. } = self else {
+        let AdmissionController { controller, settled: Some(settled), .. } = self else {
             return turn(self.controller.arrive(access));
         };
         // What a request may do depends on the requests of its worker before it, and not on those
@@ -229,7 +228,8 @@ impl Governor {
         }
     }
 
-    /// Whether clocks are foreseen, and requests are served in the order of [`Governor::order`].
+    /// Whether clocks are foreseen, and requests are served in the order of
+    /// [`AdmissionController::order`].
     pub(super) fn foresees(&self) -> bool {
         self.settled.is_some()
     }
@@ -257,8 +257,8 @@ impl Governor {
     }
 
     /// Whether what a request waits for is still there.
-    pub(super) fn is_blocked(&self, blocker: &Blocker) -> bool {
-        self.controller.is_blocked(blocker)
+    pub(super) fn is_blocked(&self, wait_reason: &WaitReason) -> bool {
+        self.controller.is_blocked(wait_reason)
     }
 
     /// Whether a worker takes part.
@@ -321,7 +321,7 @@ impl Governor {
         self.applied.is_some()
     }
 
-    /// Enters that a push was applied.
+    /// Records that a push was applied.
     pub(super) fn applied(&mut self, request: &Request<'_>) {
         if let (Some(applied), Some(range)) = (&mut self.applied, range(request.keys)) {
             applied.advance(request.sender, range, request.clock);
@@ -348,13 +348,13 @@ impl Governor {
     ///
     /// # Errors
     /// If that iteration is over.
-    pub(super) fn reaches(&self, clock: u64) -> Result<Option<Blocker>, String> {
+    pub(super) fn reaches(&self, clock: u64) -> Result<Option<WaitReason>, String> {
         match self.members().slowest() {
             u64::MAX => Ok(None), // all have left
             slowest if slowest > clock => Err(format!(
                 "all workers are in iteration {slowest} already, so that iteration {clock} is over"
             )),
-            slowest if slowest < clock => Ok(Some(Blocker::Slowest(clock))),
+            slowest if slowest < clock => Ok(Some(WaitReason::Slowest(clock))),
             _ => Ok(None),
         }
     }
@@ -372,12 +372,12 @@ impl Governor {
 
     /// Parks a request that has to wait. If it ends its worker's iteration, that is finished
     /// nevertheless.
-    pub(in crate::server) fn park(&mut self, blocker: Blocker, waiting: Waiting) {
+    pub(in crate::server) fn park(&mut self, wait_reason: WaitReason, waiting: Waiting) {
         let op = waiting.message.op();
         let worker = waiting.worker;
         let clock = waiting.message.clock();
         let order = self.controller.order(&waiting.access());
-        self.parked.park(order, blocker, waiting);
+        self.parked.park(order, wait_reason, waiting);
         if op & FINISHES != 0 {
             self.finish(worker, clock, op);
         }
@@ -395,7 +395,7 @@ impl Governor {
     /// The peer of an answer that could not be posted, with the reason.
     pub(in crate::server) fn next_released(
         &mut self,
-        lanes: &mut Lanes,
+        lanes: &mut Connections,
     ) -> Result<Option<Waiting>, (PeerId, caravan_van::Error)> {
         while let Some((waiting, verdict)) = self.next() {
             let timestamp = waiting.message.timestamp();
@@ -438,7 +438,7 @@ impl Governor {
         }
     }
 
-    /// Enters what a worker says of its clock, as soon as its parked requests allow it.
+    /// Records what a worker says of its clock, as soon as its parked requests allow it.
     fn announce(&mut self, announced: Announced) {
         match self.has_to_wait(&announced) {
             true => self.announced.push(announced),
@@ -486,7 +486,7 @@ impl Governor {
     /// Serves a request about the workers' clocks.
     pub(super) fn serve(
         &mut self,
-        lanes: &mut Lanes,
+        lanes: &mut Connections,
         client: Client,
         message: &Message,
         op: Op,
@@ -506,7 +506,7 @@ impl Governor {
         Ok(())
     }
 
-    /// Enters what a worker says with one of these operations; returns the clock that it is
+    /// Records what a worker says with one of these operations; returns the clock that it is
     /// answered with, if it is.
     ///
     /// # Errors
@@ -546,7 +546,7 @@ impl Governor {
         Ok(None)
     }
 
-    /// Enters that the worker of a push with this operation has finished iteration `clock`.
+    /// Records that the worker of a push with this operation has finished iteration `clock`.
     pub(super) fn finish(&mut self, worker: u32, clock: u64, op: u8) {
         let next = clock.saturating_add(1);
         let is_disclosed = op & DISCLOSES != 0;
@@ -554,11 +554,11 @@ impl Governor {
         self.announce(Announced { worker, clock: next, disclosed, leaves: false });
     }
 
-    /// Enters that a worker died. Its parked requests are dropped, except for those that the model
+    /// Records that a worker died. Its parked requests are dropped, except for those that the model
     /// needs.
     pub(super) fn lose(&mut self, worker: u32) {
         self.announced.retain(|announced| announced.worker != worker);
-        let Governor { controller, parked, .. } = self;
+        let AdmissionController { controller, parked, .. } = self;
         parked.retain(|waiting| {
             if waiting.worker != worker {
                 return true;
@@ -581,7 +581,7 @@ fn range(keys: &[u64]) -> Option<KeyRange> {
 fn turn(verdict: Verdict) -> Result<Turn, String> {
     match verdict {
         Verdict::Admit => Ok(Turn::Now),
-        Verdict::Park(blocker) => Ok(Turn::Later(blocker)),
+        Verdict::Park(wait_reason) => Ok(Turn::Later(wait_reason)),
         Verdict::Repeated => Ok(Turn::Repeated),
         Verdict::Previous => {
             Err("the chunk was read in this iteration before, and has been written since"

@@ -7,8 +7,8 @@ use std::collections::BTreeSet;
 
 use caravan_van::{Account, KeyRange, Pool};
 
+use super::admission::AdmissionController;
 use super::chain::Chain;
-use super::governor::Governor;
 use super::image::Incoming;
 use super::moving::Moving;
 use crate::error::Result;
@@ -91,7 +91,7 @@ impl Known {
         range: KeyRange,
         handles: &Handles,
         pool: &Pool,
-    ) -> Result<Entry, String> {
+    ) -> Result<Replica, String> {
         let filters = AtServer::new(&self.spec, handles.filters());
         let filters = filters.map_err(|error| error.to_string())?;
         let mut memory = Account::new(pool, "a shard");
@@ -100,8 +100,8 @@ impl Known {
             .set(SHARD_BYTES + filters_bytes + self.spec.name.len() + self.spec.namespace.len())
             .map_err(|error| error.to_string())?;
         let shard = handles.build(&self.spec, range, pool)?;
-        let governor = Governor::new(&self.spec, range, handles, pool)?;
-        Ok(Entry {
+        let admission = AdmissionController::new(&self.spec, range, handles, pool)?;
+        Ok(Replica {
             number,
             spec: short(&self.spec),
             _memory: memory,
@@ -112,7 +112,7 @@ impl Known {
             chain: None,
             shard,
             filters,
-            governor,
+            admission,
         })
     }
 }
@@ -132,7 +132,7 @@ fn short(spec: &TableSpec) -> TableSpec {
 }
 
 /// A shard of this thread.
-pub(in crate::server) struct Entry {
+pub(in crate::server) struct Replica {
     /// Its table's number in messages, which no other table ever has.
     pub(in crate::server) number: u32,
     /// The table's specification without options, initial values, placement and own filters.
@@ -151,10 +151,10 @@ pub(in crate::server) struct Entry {
     pub(in crate::server) shard: Box<dyn Shard>,
     pub(in crate::server) filters: Option<Box<AtServer>>,
     /// `None` if the table has no consistency model.
-    pub(in crate::server) governor: Option<Box<Governor>>,
+    pub(in crate::server) admission: Option<Box<AdmissionController>>,
 }
 
-impl Entry {
+impl Replica {
     /// Whether this is the shard of `key` of this table.
     #[inline]
     pub(in crate::server) fn has(&self, number: u32, key: u64) -> bool {
@@ -174,10 +174,10 @@ impl Entry {
     #[inline(always)]
     pub(super) fn push(&mut self, request: &Request<'_>, memory: &Pool) -> Result<(), String> {
         self.shard.push(request, memory)?;
-        if let Some(governor) = &mut self.governor
-            && governor.knows_repeats()
+        if let Some(admission) = &mut self.admission
+            && admission.knows_repeats()
         {
-            governor.applied(request);
+            admission.applied(request);
         }
         Ok(())
     }
@@ -187,10 +187,10 @@ impl Entry {
     /// # Errors
     /// The reason why its table has to answer at once.
     pub(super) fn check_keeps(&self) -> Result<(), String> {
-        let Entry { spec, filters, governor, moving, chain, .. } = self;
+        let Replica { spec, filters, admission, moving, chain, .. } = self;
         let why = [
             (filters.is_some(), "has filters"),
-            (governor.is_some(), "has a consistency model"),
+            (admission.is_some(), "has a consistency model"),
             (chain.is_some(), "has replicas"),
             (moving.is_some(), "has a shard that moves or is being read"),
         ];
@@ -208,7 +208,7 @@ impl Entry {
     /// A text that names the first or last key.
     pub(in crate::server) fn check_keys(&self, keys: &[u64]) -> Result<(), String> {
         let (Some(first), Some(last)) = (keys.first(), keys.last()) else { return Ok(()) };
-        let Entry { range, spec, .. } = self;
+        let Replica { range, spec, .. } = self;
         match [first, last].into_iter().find(|key| !range.contains(**key)) {
             None => Ok(()),
             Some(key) => Err(format!(

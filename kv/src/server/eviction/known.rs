@@ -147,7 +147,7 @@ impl Known {
         let _ = self.remove(&keys);
     }
 
-    /// Enters that the inserted and found keys were named at this clock, with so many values each.
+    /// Records that the inserted and found keys were named at this clock, with so many values each.
     pub(super) fn note(&mut self, lengths: impl Iterator<Item = usize>, clock: u64, decay: f32) {
         for (row, values) in self.found.iter().zip(lengths) {
             let entry = &mut self.entries[*row as usize];

@@ -1,6 +1,6 @@
 //! The thread that schedules: it hears what nodes and drivers say, notices lost nodes and tells
 //! everybody about them. How the cluster comes together is in `admission.rs`, what is asked in
-//! `requests.rs`, tasks in `jobs.rs`, letters and barriers in `posts.rs`, servers that join or
+//! `requests.rs`, tasks in `jobs.rs`, envelopes and barriers in `posts.rs`, servers that join or
 //! leave the complete cluster in `further.rs`.
 //!
 //! It owns the control plane's endpoint and waits only there. Drivers ask it as nodes do, by
@@ -24,9 +24,9 @@ use super::super::group::NodeName;
 use super::super::lane::control_config;
 use super::super::members::{Members, Seat, Violation};
 use super::super::session::{Resume, Said, SessionId, Speech};
-use super::keeper::{self, Keeper};
-use super::plane::Plane;
+use super::control_state::ControlState;
 use super::state::{Kept, Lineage, State};
+use super::state_store::{self, StateStore};
 use crate::config::{ClusterConfig, NodeConfig};
 use crate::error::{Error, Result};
 
@@ -40,7 +40,7 @@ const FIRST_NAP: Duration = Duration::from_millis(20);
 pub(super) const LEAVE_WITHIN: Duration = Duration::from_secs(2);
 
 /// The thread.
-pub(super) struct Service {
+pub(super) struct SchedulerThread {
     endpoint: Endpoint,
     pub(super) state: State,
     lineage: Lineage,
@@ -50,7 +50,7 @@ pub(super) struct Service {
     /// The driver that started the cluster, which ends with it.
     pub(super) launcher: Launcher,
     /// Where the state is kept, if it is.
-    pub(super) keeper: Option<Keeper>,
+    pub(super) state_store: Option<StateStore>,
     /// Until when it says nothing, after it has come back, unless all are back before.
     silent_until: Option<Duration>,
     /// When the last state was saved, in time listened.
@@ -70,7 +70,7 @@ pub(super) struct Launcher {
     pub(super) ends: Option<(u64, Duration)>,
 }
 
-impl Service {
+impl SchedulerThread {
     /// Listens at the address in `config` for nodes and for `driver`. It ends with the driver's
     /// lane, or when `stop` is set before that is there.
     ///
@@ -81,10 +81,11 @@ impl Service {
         own: Option<Vec<Candidate>>,
         driver: Identity,
         stop: Arc<AtomicBool>,
-    ) -> Result<Service> {
+    ) -> Result<SchedulerThread> {
         let place = config.node.state.as_deref();
-        let mut keeper = place.map(|place| Keeper::open(place, config.node.job)).transpose()?;
-        let kept = keeper.as_mut().map(Keeper::load::<Kept<State>>).transpose()?.flatten();
+        let mut state_store =
+            place.map(|place| StateStore::open(place, config.node.job)).transpose()?;
+        let kept = state_store.as_mut().map(StateStore::load::<Kept<State>>).transpose()?.flatten();
         kept.as_ref().map_or(Ok(()), |kept| kept.check(&config))?;
         let listen = match &kept {
             Some(kept) if config.node.scheduler.ends_with(":0") => kept.address.clone(),
@@ -94,7 +95,7 @@ impl Service {
             Some(Kept { lineage, state, .. }) => (lineage, Some(state)),
             None => (Lineage::new(), None),
         };
-        if keeper.is_some() {
+        if state_store.is_some() {
             lineage.go_on();
         }
         // A node tells by it whether this is the scheduler of its cluster.
@@ -104,19 +105,19 @@ impl Service {
         let van = VanConfig { listen, ..control_config(&config.node) };
         let endpoint = Endpoint::new(backend::open_control(config.node.van, &van)?, 0, CREDITS);
         let now = endpoint.lanes.now();
-        let silent_until = state.as_ref().map(|state| now + state.plane.members.patience());
+        let silent_until = state.as_ref().map(|state| now + state.control.members.patience());
         let state = match state {
             Some(state) => state.come_back(now),
             None => State::new(Members::new(&config, now)),
         };
-        Ok(Service {
+        Ok(SchedulerThread {
             endpoint,
             state,
             lineage,
             config,
             own,
             launcher: Launcher { identity: driver, is_gone: false, ends: None },
-            keeper,
+            state_store,
             silent_until,
             saved: Duration::ZERO,
             has_strangers: false,
@@ -144,26 +145,26 @@ impl Service {
             }
             self.commit()?;
             if !any {
-                self.endpoint.wait(self.nap())?;
+                self.endpoint.wait(self.backoff())?;
             }
         }
         let has_ended = self.has_ended();
-        if let Some(keeper) = self.keeper.as_mut().filter(|_| has_ended) {
-            keeper.clear();
+        if let Some(state_store) = self.state_store.as_mut().filter(|_| has_ended) {
+            state_store.clear();
         }
         Ok(())
     }
 
     /// Whether the cluster has ended, so that nobody needs its state any more.
     fn has_ended(&self) -> bool {
-        self.state.ended.is_some() || self.state.plane.lost.is_some()
+        self.state.ended.is_some() || self.state.control.lost.is_some()
     }
 
     /// Saves what has changed, if it is kept, and sends what follows from it.
     fn commit(&mut self) -> Result<()> {
         let may_speak = self.save()? && !self.is_silent() || self.has_ended();
         let stamp = may_speak.then(|| self.lineage.stamp());
-        for deaf in self.state.plane.sessions.send(&mut self.endpoint, stamp) {
+        for deaf in self.state.control.sessions.send(&mut self.endpoint, stamp) {
             self.reject(deaf, &Violation::Deaf);
         }
         Ok(())
@@ -172,17 +173,17 @@ impl Service {
     /// Whether somebody who has not come back may have heard of a later state than this scheduler
     /// has found. It says nothing before it knows.
     fn is_silent(&mut self) -> bool {
-        let Plane { now, ref sessions, .. } = self.state.plane;
+        let ControlState { now, ref sessions, .. } = self.state.control;
         self.silent_until.take_if(|until| now >= *until || sessions.all_are_back());
         self.silent_until.is_some()
     }
 
     /// Saves what has changed, if it is kept; returns false if there is no room for it.
     fn save(&mut self) -> Result<bool> {
-        let Service { endpoint, state, lineage, config, keeper, .. } = self;
+        let SchedulerThread { endpoint, state, lineage, config, state_store, .. } = self;
         let is_complete = matches!(state.chosen, Some(Ok(_)));
-        let is_due = is_complete && state.plane.sessions.has_news();
-        let Some(keeper) = keeper.as_mut().filter(|_| is_due) else { return Ok(true) };
+        let is_due = is_complete && state.control.sessions.has_news();
+        let Some(state_store) = state_store.as_mut().filter(|_| is_due) else { return Ok(true) };
         let next = lineage.next();
         let kept = Kept {
             lineage: next.clone(),
@@ -192,35 +193,35 @@ impl Service {
             address: endpoint.lanes.address().to_owned(),
             state: &*state,
         };
-        let is_saved = keeper.save(state.plane.now, next.number(), &kept)?;
+        let is_saved = state_store.save(state.control.now, next.number(), &kept)?;
         if is_saved {
             *lineage = next;
-            self.saved = state.plane.members.listened();
-            state.plane.sessions.saved();
+            self.saved = state.control.members.listened();
+            state.control.sessions.saved();
         }
         Ok(is_saved)
     }
 
     /// How long the thread may sleep.
-    fn nap(&self) -> Duration {
-        let Plane { now, launcher, ref members, .. } = self.state.plane;
+    fn backoff(&self) -> Duration {
+        let ControlState { now, launcher, ref members, .. } = self.state.control;
         let gathers = self.state.jobs.drivers.values();
         let gathers = gathers.filter_map(|driver| driver.gathers.as_ref());
         let gathers = gathers.map(|gathers| gathers.until.min(gathers.warn_at));
         let ends = self.launcher.ends.map(|(_, until)| until);
         let first = launcher.is_none().then_some(now + FIRST_NAP);
-        let paused = self.keeper.as_ref().and_then(Keeper::paused);
-        let again = paused.map(|_| now + keeper::AGAIN);
+        let paused = self.state_store.as_ref().and_then(StateStore::paused);
+        let again = paused.map(|_| now + state_store::AGAIN);
         let timers = gathers.chain(ends).chain(first).chain(again);
-        let naps = timers.map(|until| until.saturating_sub(now));
-        naps.fold(members.until_check(), Duration::min)
+        let backoffs = timers.map(|until| until.saturating_sub(now));
+        backoffs.fold(members.until_check(), Duration::min)
     }
 
     /// Serves pending requests; returns whether there were any.
     fn poll(&mut self) -> Result<bool> {
         let now = self.endpoint.lanes.now();
-        self.state.plane.now = now;
-        self.state.plane.members.listen(now);
+        self.state.control.now = now;
+        self.state.control.members.listen(now);
         let any = self.endpoint.poll()?;
         while let Some(arrival) = self.endpoint.take() {
             let peer = arrival.peer();
@@ -231,16 +232,16 @@ impl Service {
                     continue;
                 }
                 Arrival::Lost { error, .. } => {
-                    if let Some(session) = self.state.plane.sessions.lose(peer) {
+                    if let Some(session) = self.state.control.sessions.lose(peer) {
                         self.lose(session, &error.to_string());
                     }
                     continue;
                 }
                 Arrival::Message { .. } => self.endpoint.pop(),
             };
-            let session = self.state.plane.sessions.at(peer);
+            let session = self.state.control.sessions.at(peer);
             let (Some(session), Some(message)) = (session, message) else { continue };
-            let heard = self.state.plane.sessions.take_in(session, &message);
+            let heard = self.state.control.sessions.ingest(session, &message);
             let outcome = match heard {
                 Ok(None) => Ok(()),
                 Ok(Some(said)) => self.hear(session, &said),
@@ -253,16 +254,16 @@ impl Service {
         Ok(any)
     }
 
-    /// Enters a lane that has proved who it is.
+    /// Records a lane that has proved who it is.
     fn connected(&mut self, peer: PeerId, hello: &Hello) {
-        let State { plane, jobs, .. } = &mut self.state;
-        let session = plane.sessions.begin(peer, hello);
-        if plane.launcher.is_none() && self.launcher.is_it(hello) {
-            plane.launcher = Some(session);
+        let State { control, jobs, .. } = &mut self.state;
+        let session = control.sessions.begin(peer, hello);
+        if control.launcher.is_none() && self.launcher.is_it(hello) {
+            control.launcher = Some(session);
             jobs.add_driver(session, Some(String::new()));
         } else if hello.role == control::GUEST {
             jobs.add_driver(session, None);
-        } else if let Err(violation) = plane.members.connected(session, hello) {
+        } else if let Err(violation) = control.members.connected(session, hello) {
             self.reject(session, &violation);
         }
     }
@@ -270,11 +271,11 @@ impl Service {
     /// Does what is said in a session.
     fn hear(&mut self, session: SessionId, said: &Said) -> Result<(), Violation> {
         match said.speech {
-            Speech::Resume if self.state.plane.sessions.is_new(session) => {
+            Speech::Resume if self.state.control.sessions.is_new(session) => {
                 self.resume(session, said.read()?)
             }
             Speech::Resume => Err(Violation::Speech(said.speech)),
-            _ if self.state.jobs.drivers.contains_key(&session) => self.obey(session, said),
+            _ if self.state.jobs.drivers.contains_key(&session) => self.dispatch(session, said),
             _ => self.serve(session, said),
         }
     }
@@ -286,33 +287,33 @@ impl Service {
     /// # Errors
     /// If the node belongs to another cluster.
     fn resume(&mut self, session: SessionId, resume: Resume) -> Result<(), Violation> {
-        let Service { endpoint, state, lineage, .. } = self;
-        let State { plane, jobs, .. } = state;
-        if resume.is_unheard && plane.sessions.earlier(session).is_none() {
+        let SchedulerThread { endpoint, state, lineage, .. } = self;
+        let State { control, jobs, .. } = state;
+        if resume.is_unheard && control.sessions.earlier(session).is_none() {
             return Ok(());
         }
         if resume.cluster != lineage.cluster {
             return Err(Violation::OtherCluster);
         }
-        let heard = plane.sessions.stamp(session);
+        let heard = control.sessions.stamp(session);
         if !lineage.has(heard) {
-            let place = self.keeper.as_ref().map_or("", Keeper::place);
-            let known = plane.sessions.earlier(session);
-            let seat = known.and_then(|known| plane.members.of(known, "").ok());
+            let place = self.state_store.as_ref().map_or("", StateStore::place);
+            let known = control.sessions.earlier(session);
+            let seat = known.and_then(|known| control.members.of(known, "").ok());
             let node = seat.map_or("a node".to_owned(), |seat| seat.to_string());
             self.failed = Some(lineage.error(place, &node, heard));
             return Ok(());
         }
-        plane.members.leave(session, "");
-        jobs.lose_driver(plane, session);
-        match plane.sessions.resume(session) {
+        control.members.leave(session, "");
+        jobs.lose_driver(control, session);
+        match control.sessions.resume(session) {
             Ok(resumed) => {
                 jobs.is_back(resumed);
                 tracing::info!(session = resumed.0, "a node is back");
             }
             Err(()) => {
                 let why = "the scheduler has counted this node as lost";
-                plane.sessions.say_gone(session, endpoint, why);
+                control.sessions.say_gone(session, endpoint, why);
             }
         }
         Ok(())
@@ -320,50 +321,50 @@ impl Service {
 
     /// Does what is due: silent nodes and unused lanes are lost, and waits of the driver end.
     fn keep_time(&mut self) {
-        let now = self.state.plane.now;
-        if self.state.plane.members.until_check().is_zero() {
-            for (session, violation) in self.state.plane.members.idle_lanes() {
+        let now = self.state.control.now;
+        if self.state.control.members.until_check().is_zero() {
+            for (session, violation) in self.state.control.members.idle_lanes() {
                 self.reject(session, &violation);
             }
             self.check_members();
         }
         self.keep_waiting();
-        let State { plane, jobs, posts, .. } = &mut self.state;
-        posts.tell_failures(plane, jobs.tasks.take_unheard());
+        let State { control, jobs, posts, .. } = &mut self.state;
+        posts.tell_failures(control, jobs.tasks.take_unheard());
         for (&session, driver) in &mut jobs.drivers {
             let Some(gathers) = &mut driver.gathers else { continue };
             if now >= gathers.until {
-                let missing = Gathered::Missing(plane.members.missing());
-                plane.tell(session, gathers.timestamp, &missing);
+                let missing = Gathered::Missing(control.members.missing());
+                control.tell(session, gathers.timestamp, &missing);
                 driver.gathers = None;
             } else if now >= gathers.warn_at {
                 gathers.warn_at = now + WARN_EVERY;
-                let missing = plane.members.missing();
+                let missing = control.members.missing();
                 let scheduler = self.endpoint.lanes.address();
                 tracing::warn!(missing, scheduler, "waiting for nodes to join");
             }
         }
-        if let (Some((timestamp, until)), Some(session)) = (self.launcher.ends, plane.launcher)
-            && (now >= until || plane.members.all_are_gone())
+        if let (Some((timestamp, until)), Some(session)) = (self.launcher.ends, control.launcher)
+            && (now >= until || control.members.all_are_gone())
         {
             self.launcher.ends = None;
-            plane.tell(session, timestamp, &());
+            control.tell(session, timestamp, &());
         }
     }
 
     /// Waits for drivers that have not come back, which send no heartbeats, and ends the jobs of
     /// those that are away for too long.
     fn keep_waiting(&mut self) {
-        let State { plane, jobs, .. } = &mut self.state;
+        let State { control, jobs, .. } = &mut self.state;
         if !jobs.awaits_drivers() {
             return;
         }
         // The next scheduler is to know how long this one has waited.
-        if plane.members.listened() >= self.saved + self.config.node.heartbeat {
-            plane.sessions.enter_news();
+        if control.members.listened() >= self.saved + self.config.node.heartbeat {
+            control.sessions.enter_news();
         }
-        for driver in jobs.overdue(plane, self.config.node.scheduler_away) {
-            self.state.plane.sessions.close(driver);
+        for driver in jobs.overdue(control, self.config.node.scheduler_away) {
+            self.state.control.sessions.close(driver);
             self.lose(driver, "it did not come back");
         }
     }
@@ -377,27 +378,29 @@ impl Service {
             true => tracing::debug!(session = session.0, why, "closing a lane"),
             false => tracing::warn!(session = session.0, why, "closing a lane"),
         }
-        self.state.plane.sessions.close(session);
+        self.state.control.sessions.close(session);
         self.lose(session, &why);
     }
 
     fn lose(&mut self, session: SessionId, reason: &str) {
-        self.launcher.is_gone |= self.state.plane.launcher == Some(session);
+        self.launcher.is_gone |= self.state.control.launcher == Some(session);
         let driver = self.state.jobs.name(session).filter(|it| *it != NodeName::Scheduler);
-        self.state.jobs.lose_driver(&mut self.state.plane, session);
-        driver.into_iter().for_each(|it| self.state.posts.lose(&mut self.state.plane, it, reason));
-        if let Some(seat) = self.state.plane.members.leave(session, reason) {
+        self.state.jobs.lose_driver(&mut self.state.control, session);
+        driver
+            .into_iter()
+            .for_each(|it| self.state.posts.lose(&mut self.state.control, it, reason));
+        if let Some(seat) = self.state.control.members.leave(session, reason) {
             self.check_members();
-            let goes_on = self.state.plane.lost.is_none() && self.state.ended.is_none();
-            if goes_on && self.state.plane.members.is_lost(seat) {
+            let goes_on = self.state.control.lost.is_none() && self.state.ended.is_none();
+            if goes_on && self.state.control.members.is_lost(seat) {
                 self.go_on_without(seat, reason);
             }
         }
     }
 
-    /// Has the others go on: nobody waits for this worker at barriers, in tasks and for answers.
+    /// Makes the others go on: nobody waits for this worker at barriers, in tasks and for answers.
     fn go_on_without(&mut self, seat: Seat, reason: &str) {
-        match self.state.plane.members.has_left(seat) {
+        match self.state.control.members.has_left(seat) {
             true => tracing::info!(node = %seat, "has left"),
             false => tracing::warn!(node = %seat, "lost; the others go on"),
         }
@@ -405,46 +408,46 @@ impl Service {
             Role::Server => self.publish_lost_servers(),
             Role::Worker => {
                 self.publish_lost_worker();
-                self.state.jobs.lose_worker(&mut self.state.plane, seat.rank);
+                self.state.jobs.lose_worker(&mut self.state.control, seat.rank);
             }
         }
-        self.state.posts.lose(&mut self.state.plane, NodeName::of(seat.role, seat.rank), reason);
-        self.state.jobs.go_on(&mut self.state.plane);
+        self.state.posts.lose(&mut self.state.control, NodeName::of(seat.role, seat.rank), reason);
+        self.state.jobs.go_on(&mut self.state.control);
     }
 
     /// Tells all members and drivers which server threads are lost.
     fn publish_lost_servers(&mut self) {
-        let State { plane, jobs, .. } = &mut self.state;
-        plane.publish_lost_threads(jobs.tasks.next_number());
-        jobs.answer_watches(plane);
+        let State { control, jobs, .. } = &mut self.state;
+        control.publish_lost_threads(jobs.tasks.next_number());
+        jobs.answer_watches(control);
     }
 
     /// Tells all servers which workers are lost.
     fn publish_lost_worker(&mut self) {
-        let State { plane, jobs, .. } = &mut self.state;
-        plane.publish_lost_workers(jobs.tasks.next_number());
+        let State { control, jobs, .. } = &mut self.state;
+        control.publish_lost_workers(jobs.tasks.next_number());
     }
 
     /// Looks for lost members. Tells everybody about the first whose loss ends the cluster; closes
     /// the lanes of others.
     pub(super) fn check_members(&mut self) {
-        let silent = self.state.plane.members.check_silence();
-        let Some(loss) = self.state.plane.members.fatal_loss() else {
+        let silent = self.state.control.members.check_silence();
+        let Some(loss) = self.state.control.members.fatal_loss() else {
             for session in silent {
-                self.state.plane.sessions.close(session);
+                self.state.control.sessions.close(session);
                 self.lose(session, "no heartbeat");
             }
             return;
         };
-        if self.state.plane.lost.is_some() || self.state.ended.is_some() {
+        if self.state.control.lost.is_some() || self.state.ended.is_some() {
             return;
         }
         tracing::info!(node = loss.node, reason = loss.reason, "lost");
-        self.state.plane.lost = Some(loss.clone());
-        let State { plane, jobs, .. } = &mut self.state;
-        jobs.answer_watches(plane);
-        jobs.answer_waits(plane);
-        plane.order_all(jobs.tasks.next_number(), &Order::Lost(loss));
+        self.state.control.lost = Some(loss.clone());
+        let State { control, jobs, .. } = &mut self.state;
+        jobs.answer_watches(control);
+        jobs.answer_waits(control);
+        control.order_all(jobs.tasks.next_number(), &Order::Lost(loss));
     }
 }
 

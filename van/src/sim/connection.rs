@@ -9,9 +9,9 @@ use crate::transport::{FRAME_PREFIX, Gather};
 use crate::wire::Hello;
 
 /// The lane to one peer.
-pub(super) struct Lane {
+pub(super) struct Connection {
     pub(super) address: String,
-    pub(super) state: LaneState,
+    pub(super) state: ConnectionState,
     /// Longest frame the peer accepts.
     pub(super) frame_bytes: usize,
     pub(super) link: Link,
@@ -22,7 +22,7 @@ pub(super) struct Lane {
 }
 
 #[derive(Clone, Copy)]
-pub(super) enum LaneState {
+pub(super) enum ConnectionState {
     Connecting,
     Up(End),
     Lost,
@@ -33,9 +33,9 @@ pub(super) enum Posted {
     Write { data: Gather, key: u64, at: u64 },
 }
 
-impl Lane {
+impl Connection {
     pub(super) fn open(&mut self, to: End, hello: &Hello) {
-        self.state = LaneState::Up(to);
+        self.state = ConnectionState::Up(to);
         self.frame_bytes = hello.frame_bytes.get() as usize;
     }
 

@@ -2,10 +2,10 @@
 
 use caravan_van::{Account, KeyRange, Pool};
 
+use crate::eviction::EvictionRule;
 use crate::filter::Draws;
 use crate::sketch::CountMin;
 use crate::table::TableSpec;
-use crate::turnover::Turnover;
 
 /// Hash functions of a sketch.
 const HASHES: u8 = 2;
@@ -24,21 +24,21 @@ pub(super) struct Gate {
 impl Gate {
     pub(super) fn new(
         spec: &TableSpec,
-        turnover: &Turnover,
+        eviction: &EvictionRule,
         range: KeyRange,
         pool: &Pool,
     ) -> Result<Gate, String> {
         let mut memory = Account::new(pool, format!("the sketch of table {}", spec.name));
-        let pushes_min = turnover.pushes_min.unwrap_or(1);
+        let pushes_min = eviction.pushes_min.unwrap_or(1);
         let mut seen = None;
         if pushes_min > 1 {
-            let cells = turnover.cells() as usize;
+            let cells = eviction.cells() as usize;
             memory.set(cells).map_err(|error| error.to_string())?;
             let sketch = CountMin::new(cells, HASHES);
             seen = Some(sketch.map_err(|error| format!("no memory for {cells} cells: {error}"))?);
         }
         let draws = Draws::new(range.begin(), u64::from(spec.id));
-        Ok(Gate { pushes_min, seen, probability: turnover.probability, draws, memory })
+        Ok(Gate { pushes_min, seen, probability: eviction.probability, draws, memory })
     }
 
     /// Whether a key without a row gets one with this push, which is not counted yet.

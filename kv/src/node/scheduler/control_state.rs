@@ -10,12 +10,12 @@ use super::super::group::NodeName;
 use super::super::members::{Members, Seat};
 use super::super::session::{SessionId, Speech};
 use super::sessions::Sessions;
-use crate::view::Event;
+use crate::membership::Event;
 use crate::worker::ServerAddress;
 
 /// The control plane, seen from its middle. It does no I/O: what is said is sent when it is saved.
 #[derive(Serialize, Deserialize)]
-pub(super) struct Plane {
+pub(super) struct ControlState {
     pub(super) sessions: Sessions,
     pub(super) members: Members,
     /// The time on its clock.
@@ -34,9 +34,9 @@ pub(super) struct Plane {
     events: Vec<Event>,
 }
 
-impl Plane {
-    pub(super) fn new(members: Members) -> Plane {
-        Plane {
+impl ControlState {
+    pub(super) fn new(members: Members) -> ControlState {
+        ControlState {
             sessions: Sessions::default(),
             members,
             now: Duration::ZERO,
@@ -92,7 +92,7 @@ impl Plane {
     }
 
     fn order_those(&mut self, number: u64, order: &Order, are: impl Fn(Seat) -> bool) {
-        let Plane { members, sessions, .. } = self;
+        let ControlState { members, sessions, .. } = self;
         let seats = members.live_seats().filter(|seat| are(*seat));
         for session in seats.filter_map(|seat| members.session(seat)) {
             sessions.say(session, Speech::Ask, number, order);
@@ -101,7 +101,7 @@ impl Plane {
 
     /// Tells all members of the threads of lost servers, behind those that were lost before.
     pub(super) fn publish_lost_threads(&mut self, number: u64) {
-        let Plane { members, lost_threads, .. } = self;
+        let ControlState { members, lost_threads, .. } = self;
         let lost = members.lost_threads().into_iter();
         let new: Vec<usize> = lost.filter(|thread| !lost_threads.contains(thread)).collect();
         if !new.is_empty() {

@@ -23,7 +23,7 @@ pub(super) struct Rules {
 
 /// State of the lane to one peer.
 #[derive(Default)]
-pub(super) struct Lane {
+pub(super) struct Connection {
     /// Name of the peer in error messages: its address, or its node if it connected to us.
     pub(super) name: String,
     /// Number of requests that may still be posted; until the peer's hello has arrived 0, or 1.
@@ -50,7 +50,7 @@ pub(super) struct Lane {
     pub(super) places: Places,
 }
 
-impl Lane {
+impl Connection {
     /// Records `count` requests that arrived. Returns false, and records nothing, if more than
     /// `credits` would be unanswered.
     #[must_use]
@@ -193,7 +193,7 @@ impl Item {
 
 /// Returns the open lane to `peer`.
 #[inline]
-pub(super) fn lane(lanes: &mut [Option<Lane>], peer: PeerId) -> Result<&mut Lane> {
+pub(super) fn lane(lanes: &mut [Option<Connection>], peer: PeerId) -> Result<&mut Connection> {
     match lanes.get_mut(peer.0 as usize) {
         Some(Some(lane)) => Ok(lane),
         _ => Err(Error::NotConnected { peer }),

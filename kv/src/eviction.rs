@@ -1,4 +1,4 @@
-//! Turnover of a table: which keys get rows, and which rows go.
+//! EvictionRule of a table: which keys get rows, and which rows go.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,7 +11,7 @@ use crate::table::{Store, TableSpec};
 /// its hidden values, and its key reads as new.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Turnover {
+pub struct EvictionRule {
     /// A key gets a row with the push that names it for the n-th time, 1 to 255. Servers count in a
     /// count-min sketch, so some keys get one too early and none too late.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -39,7 +39,7 @@ pub struct Turnover {
     pub bytes_max: Option<u64>,
 }
 
-impl Turnover {
+impl EvictionRule {
     /// Most cells of a sketch.
     pub const CELLS_MAX: u32 = 1 << 30;
 
@@ -51,12 +51,12 @@ impl Turnover {
         self.decay.unwrap_or(1.0)
     }
 
-    /// Checks that a table can have this turnover.
+    /// Checks that a table can have this eviction.
     ///
     /// # Errors
     /// [`Error::Config`] names the table, the setting and what is allowed.
     pub(crate) fn check(&self, spec: &TableSpec) -> Result<()> {
-        let Turnover { pushes_min, cells, probability, score_min, decay, .. } = *self;
+        let EvictionRule { pushes_min, cells, probability, score_min, decay, .. } = *self;
         let is_share = |share: f64| share > 0.0 && share <= 1.0;
         let why = if spec.store == Store::Dense {
             "a dense table has all of its rows".to_owned()
@@ -73,6 +73,6 @@ impl Turnover {
         } else {
             return Ok(());
         };
-        Err(Error::Config(format!("table {} cannot have this turnover: {why}", spec.name)))
+        Err(Error::Config(format!("table {} cannot have this eviction: {why}", spec.name)))
     }
 }

@@ -14,7 +14,7 @@ use crate::worker::ServerAddress;
 /// are placed on them, and copies go along their ring. Threads that have joined since follow behind
 /// them. They have the shards that were moved there, and copies where too few founders are left.
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct View {
+pub(crate) struct Membership {
     /// Addresses of the founders, in their order.
     pub(crate) addresses: Vec<String>,
     /// Threads of each of their processes.
@@ -44,8 +44,8 @@ pub(crate) enum Event {
 pub(crate) struct Departed {
     pub(crate) thread: usize,
     /// The thread that has its place: on that goes what later tables place on this one.
-    pub(crate) heir: usize,
-    /// Whether no founder was left. Then its heir numbers the tables.
+    pub(crate) successor: usize,
+    /// Whether no founder was left. Then its successor numbers the tables.
     #[serde(default)]
     pub(crate) is_last: bool,
     /// The shards that it has given away.
@@ -55,12 +55,12 @@ pub(crate) struct Departed {
     pub(crate) dropped: Vec<(u32, u32)>,
     /// If it numbered the tables: all of them, by number.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub(crate) tables: BTreeMap<u32, Bequest>,
+    pub(crate) tables: BTreeMap<u32, Handover>,
 }
 
 /// A table that a server thread has numbered which has left.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Bequest {
+pub(crate) struct Handover {
     /// Its specification as JSON.
     pub(crate) table: String,
     /// Whether all owners of its shards know it.
@@ -102,7 +102,7 @@ impl Departed {
     }
 }
 
-impl View {
+impl Membership {
     /// Number of founding server processes.
     pub(crate) fn processes(&self) -> usize {
         self.addresses.len() / self.threads.max(1)
@@ -127,7 +127,7 @@ impl View {
 
     /// Checks a view that came from elsewhere, in a cluster that `count` server threads founded.
     pub(crate) fn check(&self, count: usize) -> Result<(), String> {
-        let View { addresses, threads, lost, .. } = self;
+        let Membership { addresses, threads, lost, .. } = self;
         if addresses.len() != count {
             return Err(format!("a view of {} server threads, not of {count}", addresses.len()));
         }
@@ -136,11 +136,11 @@ impl View {
         }
         let all = self.count();
         let mut gone = BTreeSet::new();
-        for Departed { thread, heir, .. } in self.departed() {
+        for Departed { thread, successor, .. } in self.departed() {
             gone.insert(*thread);
-            if *thread >= all || *heir >= all || gone.contains(heir) {
+            if *thread >= all || *successor >= all || gone.contains(successor) {
                 return Err(format!(
-                    "server thread {thread} cannot leave its place to thread {heir}: they are not \
+                    "server thread {thread} cannot leave its place to thread {successor}: they are not \
                      two of {all}, or that one has left"
                 ));
             }
@@ -154,9 +154,9 @@ impl View {
     }
 
     /// Adds what another view has; returns whether this one did not have all of it.
-    pub(crate) fn join(&mut self, other: &View) -> bool {
-        let size = |view: &View| {
-            let View { addresses, lost, workers, events, .. } = view;
+    pub(crate) fn join(&mut self, other: &Membership) -> bool {
+        let size = |view: &Membership| {
+            let Membership { addresses, lost, workers, events, .. } = view;
             [addresses.len(), lost.len(), workers.len(), events.len()]
         };
         let before = size(self);
@@ -201,23 +201,25 @@ impl View {
         self.departure(thread)?.handed(table, begin)
     }
 
-    /// The thread that has the place of another one: itself, unless it has left. An heir leaves
+    /// The thread that has the place of another one: itself, unless it has left. A successor leaves
     /// later than the thread before, so one look at each is enough, whatever a peer has said.
     fn holder(&self, place: usize) -> usize {
-        let next = |holder, it: &Departed| if it.thread == holder { it.heir } else { holder };
+        let next = |holder, it: &Departed| if it.thread == holder { it.successor } else { holder };
         self.departed().fold(place, next)
     }
 
     /// The thread that numbers the tables: the first founder that is there. The last one leaves
-    /// that to its heir, who may leave it to another one. If that thread is gone nobody does.
-    pub(crate) fn numberer(&self) -> usize {
+    /// that to its successor, who may leave it to another one. If that thread is gone nobody does.
+    pub(crate) fn catalogue_owner(&self) -> usize {
         let mut founders = 0..self.addresses.len();
         if let Some(first) = founders.find(|thread| !self.is_gone(*thread)) {
             return first;
         }
-        let next = |numberer, it: &Departed| match it.is_last || numberer == Some(it.thread) {
-            true => Some(it.heir),
-            false => numberer,
+        let next = |catalogue_owner, it: &Departed| match it.is_last
+            || catalogue_owner == Some(it.thread)
+        {
+            true => Some(it.successor),
+            false => catalogue_owner,
         };
         self.departed().fold(None, next).unwrap_or(self.addresses.len().saturating_sub(1))
     }
@@ -226,24 +228,24 @@ impl View {
     /// begins to be; none if a thread that has left has given it away.
     pub(crate) fn creator(&self, place: usize, table: u32, begin: u64) -> Option<usize> {
         self.departed().try_fold(place, |holder, it| match it.thread == holder {
-            true => it.handed(table, begin).is_none().then_some(it.heir),
+            true => it.handed(table, begin).is_none().then_some(it.successor),
             false => Some(holder),
         })
     }
 
-    /// The heirs of threads that leave together: of those that stay, whoever has the fewest places
-    /// so far. None if nobody stays.
-    pub(crate) fn heirs(&self, leaving: &[usize]) -> Option<Vec<usize>> {
+    /// The successors of threads that leave together: of those that stay, whoever has the fewest
+    /// places so far. None if nobody stays.
+    pub(crate) fn successors(&self, leaving: &[usize]) -> Option<Vec<usize>> {
         let all = self.count();
         let mut places = vec![0; all];
         (0..self.addresses.len()).for_each(|place| places[self.holder(place)] += 1);
         let stays = |thread: &usize| !self.is_gone(*thread) && !leaving.contains(thread);
-        let heir = |_: &usize| {
-            let heir = (0..all).filter(stays).min_by_key(|thread| places[*thread])?;
-            places[heir] += 1;
-            Some(heir)
+        let successor = |_: &usize| {
+            let successor = (0..all).filter(stays).min_by_key(|thread| places[*thread])?;
+            places[successor] += 1;
+            Some(successor)
         };
-        leaving.iter().map(heir).collect()
+        leaving.iter().map(successor).collect()
     }
 
     /// The chain of a shard that was given to thread `first`: the first `replicas + 1` threads from
@@ -301,13 +303,19 @@ impl View {
 mod tests {
     use super::*;
 
-    fn view(threads: usize, processes: usize, lost: &[usize]) -> View {
+    fn view(threads: usize, processes: usize, lost: &[usize]) -> Membership {
         let addresses = (0..threads * processes).map(|at| format!("sim:{at}")).collect();
         let lost = lost.iter().copied().collect();
-        View { addresses, threads, lost, workers: BTreeSet::from([9]), ..View::default() }
+        Membership {
+            addresses,
+            threads,
+            lost,
+            workers: BTreeSet::from([9]),
+            ..Membership::default()
+        }
     }
 
-    fn chain(view: &View, first: usize, replicas: u32) -> Vec<usize> {
+    fn chain(view: &Membership, first: usize, replicas: u32) -> Vec<usize> {
         view.chain(first, replicas).collect()
     }
 
@@ -319,11 +327,11 @@ mod tests {
 
     const HANDED: Handed = Handed { table: 3, begin: 70, server: 1, epoch: 2 };
 
-    fn departed(thread: usize, heir: usize) -> Event {
+    fn departed(thread: usize, successor: usize) -> Event {
         let (dropped, tables) = (Vec::new(), BTreeMap::new());
         Event::Departed(Departed {
             thread,
-            heir,
+            successor,
             is_last: false,
             gone: vec![HANDED],
             dropped,
@@ -346,41 +354,45 @@ mod tests {
     }
 
     #[test]
-    fn places_go_to_heirs() {
-        let mut view = View { events: vec![joined(1), joined(1)], ..view(1, 3, &[1]) };
-        assert_eq!(view.heirs(&[0]), Some(vec![3]), "one that has joined has no place yet");
+    fn places_go_to_successors() {
+        let mut view = Membership { events: vec![joined(1), joined(1)], ..view(1, 3, &[1]) };
+        assert_eq!(view.successors(&[0]), Some(vec![3]), "one that has joined has no place yet");
         view.events.push(departed(0, 3));
         assert_eq!((view.holder(0), view.holder(1)), (3, 1));
-        assert_eq!(view.heirs(&[2, 3]), Some(vec![4, 4]), "nobody else stays");
+        assert_eq!(view.successors(&[2, 3]), Some(vec![4, 4]), "nobody else stays");
         view.events.push(departed(3, 4));
         assert_eq!((view.holder(0), view.holder(2)), (4, 2));
         assert_eq!(view.creator(0, 3, 71), Some(4));
         assert_eq!(view.creator(0, 3, 70), None, "it was given away");
-        assert_eq!(view.heirs(&[2, 4]), None);
-        // Two views that are right by themselves may name heirs in a circle together.
+        assert_eq!(view.successors(&[2, 4]), None);
+        // Two views that are right by themselves may name successors in a circle together.
         view.events.push(departed(4, 3));
         assert_eq!((view.holder(0), view.creator(0, 3, 71)), (3, Some(3)));
         assert_eq!(chain(&view, 0, 2), [2], "who has left is in no chain");
     }
 
     #[test]
-    fn only_the_last_founder_leaves_the_numbering_of_tables_to_its_heir() {
-        let mut view = View { events: vec![joined(1), joined(1)], ..view(1, 3, &[]) };
-        assert_eq!(view.numberer(), 0);
+    fn only_the_last_founder_leaves_the_numbering_of_tables_to_its_successor() {
+        let mut view = Membership { events: vec![joined(1), joined(1)], ..view(1, 3, &[]) };
+        assert_eq!(view.catalogue_owner(), 0);
         view.events.push(departed(2, 3));
         view.lost.insert(0);
-        assert_eq!(view.numberer(), 1);
-        let mut last = View { lost: BTreeSet::from([0]), ..view.clone() };
+        assert_eq!(view.catalogue_owner(), 1);
+        let mut last = Membership { lost: BTreeSet::from([0]), ..view.clone() };
         view.lost.insert(1);
-        assert_eq!((view.numberer(), view.is_gone(view.numberer())), (2, true), "nobody does");
+        assert_eq!(
+            (view.catalogue_owner(), view.is_gone(view.catalogue_owner())),
+            (2, true),
+            "nobody does"
+        );
         let Event::Departed(it) = departed(1, 4) else { panic!() };
         last.events.push(Event::Departed(Departed { is_last: true, ..it }));
-        assert_eq!(last.numberer(), 4);
+        assert_eq!(last.catalogue_owner(), 4);
         last.events.push(departed(4, 3));
-        assert_eq!(last.numberer(), 3);
+        assert_eq!(last.catalogue_owner(), 3);
         last.lost.insert(3);
-        assert!(last.is_gone(last.numberer()));
-        assert_eq!(View::default().numberer(), 0, "nobody has said who there is");
+        assert!(last.is_gone(last.catalogue_owner()));
+        assert_eq!(Membership::default().catalogue_owner(), 0, "nobody has said who there is");
     }
 
     #[test]
@@ -391,13 +403,13 @@ mod tests {
         assert_eq!(chain(&view(2, 3, &[3, 2]), 1, 1), [1, 5]);
         assert_eq!(chain(&view(2, 3, &[]), 0, 9), [0, 2, 4]);
         assert_eq!(chain(&view(1, 2, &[0, 1]), 0, 1), [] as [usize; 0]);
-        assert_eq!(chain(&View::default(), 0, 1), [] as [usize; 0]);
+        assert_eq!(chain(&Membership::default(), 0, 1), [] as [usize; 0]);
     }
 
     #[test]
     fn servers_that_have_joined_follow_where_too_few_founders_are_left() {
         let events = || vec![joined(2), joined(1), joined(2)];
-        let with = |lost: &[usize]| View { events: events(), ..view(2, 2, lost) };
+        let with = |lost: &[usize]| Membership { events: events(), ..view(2, 2, lost) };
         assert_eq!(chain(&with(&[]), 3, 1), [3, 1], "no chain is another one");
         assert_eq!(chain(&with(&[0, 1]), 1, 1), [3, 5]);
         assert_eq!(chain(&with(&[0, 1]), 2, 2), [2, 4, 7], "not on one with fewer threads");
@@ -434,11 +446,11 @@ mod tests {
         assert_eq!(view(2, 3, &[0, 5]).check(6), Ok(()));
         assert!(view(1, 4, &[]).check(6).unwrap_err().contains("of 4 server threads, not of 6"));
         assert!(view(1, 6, &[6]).check(6).unwrap_err().contains("thread 6 cannot be lost"));
-        assert_eq!(View { events: vec![joined(1)], ..view(1, 6, &[6]) }.check(6), Ok(()));
+        assert_eq!(Membership { events: vec![joined(1)], ..view(1, 6, &[6]) }.check(6), Ok(()));
         let leave = |pairs: &[(usize, usize)]| {
-            let departed = pairs.iter().map(|(thread, heir)| departed(*thread, *heir));
+            let departed = pairs.iter().map(|(thread, successor)| departed(*thread, *successor));
             let events = [joined(1)].into_iter().chain(departed).collect();
-            View { events, ..view(1, 6, &[]) }.check(6)
+            Membership { events, ..view(1, 6, &[]) }.check(6)
         };
         for may in [&[(5, 6)][..], &[(6, 0), (0, 5), (5, 1)]] {
             assert_eq!(leave(may), Ok(()));
@@ -452,28 +464,28 @@ mod tests {
             assert!(leave(may_not).unwrap_err().contains(says));
         }
         for threads in [0, 4, usize::MAX] {
-            let view = View { threads, ..view(1, 6, &[]) };
+            let view = Membership { threads, ..view(1, 6, &[]) };
             assert!(view.check(6).unwrap_err().contains(&format!("{threads} in each process")));
         }
     }
 
     #[test]
     fn views_join_in_any_order() {
-        let views = [view(1, 4, &[2]), view(1, 4, &[0]), View::default()];
-        let mut one = View::default();
-        let mut other = View::default();
+        let views = [view(1, 4, &[2]), view(1, 4, &[0]), Membership::default()];
+        let mut one = Membership::default();
+        let mut other = Membership::default();
         assert!(views.iter().map(|it| one.join(it)).eq([true, true, false]));
         assert!(views.iter().rev().map(|it| other.join(it)).eq([false, true, true]));
         assert_eq!(one, other);
-        assert!(one.join(&View { workers: BTreeSet::from([8]), ..View::default() }));
+        assert!(one.join(&Membership { workers: BTreeSet::from([8]), ..Membership::default() }));
         assert!(one.workers.iter().eq(&[8, 9]));
         assert!(!one.join(&views[0]) && one.lost.len() == 2);
         let events = vec![joined(2), Event::Announced(5), departed(5, 4), departed(4, 3)];
-        assert!(one.join(&View { events: events[..2].to_vec(), ..View::default() }));
-        assert!(!one.join(&View { events: events[..1].to_vec(), ..View::default() }));
+        assert!(one.join(&Membership { events: events[..2].to_vec(), ..Membership::default() }));
+        assert!(!one.join(&Membership { events: events[..1].to_vec(), ..Membership::default() }));
         assert_eq!(one.count(), 6);
         assert!(one.leaves(5) && !one.has_left(5));
-        let left = View { events, ..View::default() };
+        let left = Membership { events, ..Membership::default() };
         assert!(one.join(&left) && !one.join(&left) && one.departed().count() == 2);
         assert!(one.has_left(4) && one.has_left(5) && !one.has_left(3));
         assert_eq!(one.handed(4, 3, 70), Some(HANDED));

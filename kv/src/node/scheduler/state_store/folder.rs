@@ -239,10 +239,10 @@ mod tests {
     #[test]
     fn no_bit_of_a_state_can_change() {
         let folder = tempfile::tempdir().unwrap();
-        let mut keeper = Folder::open(folder.path()).unwrap();
-        keeper.save(8, b"the eighth").unwrap();
-        keeper.save(9, b"the ninth").unwrap();
-        drop(keeper);
+        let mut state_store = Folder::open(folder.path()).unwrap();
+        state_store.save(8, b"the eighth").unwrap();
+        state_store.save(9, b"the ninth").unwrap();
+        drop(state_store);
         let path = folder.path().join(FILES[0]);
         let whole = fs::read(&path).unwrap();
         for (at, bit) in (0..whole.len()).flat_map(|at| (0..8).map(move |bit| (at, bit))) {
@@ -263,32 +263,32 @@ mod tests {
         }
         let folder = tempfile::tempdir().unwrap();
         fs::create_dir(folder.path().join(FILES[1])).unwrap();
-        let mut keeper = Folder::open(folder.path()).unwrap();
-        assert!(matches!(keeper.save(2, b"the second"), Err(Failure::Other(_))));
+        let mut state_store = Folder::open(folder.path()).unwrap();
+        assert!(matches!(state_store.save(2, b"the second"), Err(Failure::Other(_))));
     }
 
     #[test]
     fn a_state_that_others_may_write_or_have_linked_is_refused() {
         let folder = tempfile::tempdir().unwrap();
-        let mut keeper = Folder::open(folder.path()).unwrap();
-        keeper.save(1, b"first").unwrap();
-        keeper.save(2, b"second").unwrap();
+        let mut state_store = Folder::open(folder.path()).unwrap();
+        state_store.save(1, b"first").unwrap();
+        state_store.save(2, b"second").unwrap();
         let path = folder.path().join(FILES[0]);
         fs::write(&path, "").unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).unwrap();
-        let why = keeper.load().unwrap_err().to_string();
+        let why = state_store.load().unwrap_err().to_string();
         assert!(why.contains("state-0: others may write to it (mode 666)"), "{why}");
-        let why = keeper.save(3, b"third").unwrap_err().to_string();
+        let why = state_store.save(3, b"third").unwrap_err().to_string();
         assert!(why.contains("others may write to it"), "{why}");
         let victim = folder.path().join("victim");
         fs::rename(&path, &victim).unwrap();
         std::os::unix::fs::symlink(&victim, &path).unwrap();
-        for why in [keeper.load().unwrap_err(), keeper.save(3, b"third").unwrap_err()] {
+        for why in [state_store.load().unwrap_err(), state_store.save(3, b"third").unwrap_err()] {
             let why = why.to_string();
             assert!(why.contains("it is a link"), "{why}");
         }
         assert_eq!(fs::read(&victim).unwrap(), b"");
-        drop(keeper);
+        drop(state_store);
         fs::remove_file(folder.path().join(LOCK)).unwrap();
         std::os::unix::fs::symlink(&victim, folder.path().join(LOCK)).unwrap();
         let why = Folder::open(folder.path()).err().unwrap().to_string();

@@ -35,7 +35,7 @@ pub(super) struct Hub {
 }
 
 /// One connection.
-pub(super) struct Lane<S> {
+pub(super) struct SocketState<S> {
     pub(super) socket: S,
     pub(super) sender: Sender,
     receiver: Receiver,
@@ -52,15 +52,15 @@ pub(super) struct Lane<S> {
     wrote_only: bool,
 }
 
-impl<S: Socket> Lane<S> {
+impl<S: Socket> SocketState<S> {
     /// A lane whose socket is worth trying at once if it `is_connected`.
     pub(super) fn new(
         socket: S,
         sender: Sender,
         receiver: Receiver,
         is_connected: bool,
-    ) -> Lane<S> {
-        Lane {
+    ) -> SocketState<S> {
+        SocketState {
             socket,
             sender,
             receiver,
@@ -110,7 +110,7 @@ impl<S: Socket> Lane<S> {
         hub.direct -= usize::from(self.misses.take().is_some());
     }
 
-    /// Has the engine report when there is something to do.
+    /// Makes the engine report when there is something to do.
     pub(super) fn watch<E: Engine<Socket = S>>(
         &mut self,
         number: u32,
@@ -190,7 +190,7 @@ impl<S: Socket> Lane<S> {
 
     /// One call to the socket: what it took, and how much it was offered.
     fn send(&mut self) -> (io::Result<usize>, usize) {
-        let Lane { socket, sender, .. } = self;
+        let SocketState { socket, sender, .. } = self;
         if let Some(slice) = sender.only_slice() {
             return (socket.send(&[IoSlice::new(slice)]), slice.len());
         }
@@ -301,7 +301,7 @@ mod tests {
         let mut sender = Sender::new(PeerId(0));
         sender.greet(call);
         let receiver = Receiver::new(PeerId(0), greeter, 1 << 10);
-        let mut lane = Lane::new(nowhere(), sender, receiver, false);
+        let mut lane = SocketState::new(nowhere(), sender, receiver, false);
         assert!(!lane.has_work(), "it is not connected");
         lane.reported(Interest { reads: true, writes: true });
         assert!(lane.has_work() && lane.take_writable());

@@ -11,8 +11,8 @@ use std::time::Duration;
 use crate::support::simulated::{Draws, connect, start, weather};
 use crate::support::{Servers, any, config, handles};
 use caravan_kv::checkpoint::{Checkpoints, Folder};
+use caravan_kv::eviction::EvictionRule;
 use caravan_kv::server::{Extract, Request};
-use caravan_kv::turnover::Turnover;
 use caravan_kv::{Handles, Placement, Shard, Table, TableSpec, ValueType, Worker};
 use caravan_van::sim::for_each_seed;
 use caravan_van::{Account, KeyRange, Pool, Value};
@@ -24,8 +24,8 @@ fn servers(count: usize) -> Servers {
     Servers::start(any(), count, &config(64, 256 * MIB), &Handles::default())
 }
 
-fn table(worker: &mut Worker, turnover: Turnover) -> Table {
-    let spec = TableSpec::new(1, "sums", ValueType::I64, 1).turnover(turnover);
+fn table(worker: &mut Worker, eviction: EvictionRule) -> Table {
+    let spec = TableSpec::new(1, "sums", ValueType::I64, 1).eviction(eviction);
     worker.create_table(&spec).unwrap()
 }
 
@@ -63,8 +63,8 @@ fn a_cap_holds_with_every_handle() {
     for handle in all.split(' ') {
         for width in [1, 8, 3000, 0] {
             let spec = TableSpec::new(1, "t", ValueType::F32, width).handle(handle);
-            let turnover = Turnover { bytes_max: Some(MIB as u64), ..Turnover::default() };
-            let spec = spec.turnover(turnover);
+            let eviction = EvictionRule { bytes_max: Some(MIB as u64), ..EvictionRule::default() };
+            let spec = spec.eviction(eviction);
             let memory = Pool::new(16 * MIB);
             let shard = Handles::default().build(&spec, KeyRange::ALL, &memory);
             if width == 0 && hides.contains(&handle) {
@@ -111,11 +111,11 @@ proptest! {
     ) {
         let decay = Some(0.9);
         let cells = Some(1000);
-        let turnover =
-            Turnover { pushes_min, cells, probability, idle_max, score_min, decay, bytes_max };
+        let eviction =
+            EvictionRule { pushes_min, cells, probability, idle_max, score_min, decay, bytes_max };
         let spec = TableSpec::new(1, "t", ValueType::I64, u32::from(!is_varying));
         let memory = Pool::new(16 * MIB);
-        let spec = spec.turnover(turnover);
+        let spec = spec.eviction(eviction);
         let mut shard = Handles::default().build(&spec, KeyRange::ALL, &memory).unwrap();
         let mut before = BTreeMap::new();
         for (clock, keys) in pushes {
@@ -147,8 +147,8 @@ proptest! {
 fn rows_of_the_lowest_scores_go_first() {
     let servers = servers(1);
     let mut worker = servers.worker();
-    let turnover = Turnover { bytes_max: Some(MIB as u64), ..Turnover::default() };
-    let table = table(&mut worker, turnover);
+    let eviction = EvictionRule { bytes_max: Some(MIB as u64), ..EvictionRule::default() };
+    let table = table(&mut worker, eviction);
     let popular: Vec<u64> = (0..100).map(|key| key << 32).collect();
     (0..2).for_each(|_| push(&mut worker, table, &popular));
     for round in 1..200 {
@@ -166,8 +166,8 @@ fn rows_of_the_lowest_scores_go_first() {
 fn a_push_of_more_rows_than_the_cap_keeps_the_first() {
     let servers = servers(1);
     let mut worker = servers.worker();
-    let turnover = Turnover { bytes_max: Some(MIB as u64), ..Turnover::default() };
-    let table = table(&mut worker, turnover);
+    let eviction = EvictionRule { bytes_max: Some(MIB as u64), ..EvictionRule::default() };
+    let table = table(&mut worker, eviction);
     let keys: Vec<u64> = (0..50_000).collect();
     push(&mut worker, table, &keys);
     let rows = pull(&mut worker, table, &keys);
@@ -181,7 +181,7 @@ fn a_push_of_more_rows_than_the_cap_keeps_the_first() {
 fn what_was_evicted_comes_back_as_new() {
     let servers = servers(2);
     let mut worker = servers.worker();
-    let table = table(&mut worker, Turnover { idle_max: Some(4), ..Turnover::default() });
+    let table = table(&mut worker, EvictionRule { idle_max: Some(4), ..EvictionRule::default() });
     let (old, busy) = ([3, u64::MAX - 3], [5, u64::MAX - 5]);
     push(&mut worker, table, &old);
     for clock in 1..=6 {
@@ -200,8 +200,8 @@ fn what_is_admitted_counts_once() {
     for cached in [false, true] {
         let servers = servers(2);
         let mut worker = servers.worker();
-        let turnover = Turnover { pushes_min: Some(3), ..Turnover::default() };
-        let table = table(&mut worker, turnover);
+        let eviction = EvictionRule { pushes_min: Some(3), ..EvictionRule::default() };
+        let table = table(&mut worker, eviction);
         if cached {
             worker.cache_keys(table).unwrap();
         }
@@ -223,7 +223,8 @@ fn what_is_admitted_counts_once() {
 fn a_probability_admits_its_share() {
     let servers = servers(1);
     let mut worker = servers.worker();
-    let table = table(&mut worker, Turnover { probability: Some(0.25), ..Turnover::default() });
+    let table =
+        table(&mut worker, EvictionRule { probability: Some(0.25), ..EvictionRule::default() });
     let keys: Vec<u64> = (0..10_000).collect();
     push(&mut worker, table, &keys);
     let admitted = pull(&mut worker, table, &keys).iter().sum::<i64>();
@@ -238,8 +239,9 @@ fn a_probability_admits_its_share() {
 fn rows_of_low_scores_go() {
     let servers = servers(1);
     let mut worker = servers.worker();
-    let turnover = Turnover { score_min: Some(0.4), decay: Some(0.5), ..Turnover::default() };
-    let table = table(&mut worker, turnover);
+    let eviction =
+        EvictionRule { score_min: Some(0.4), decay: Some(0.5), ..EvictionRule::default() };
+    let table = table(&mut worker, eviction);
     (0..4).for_each(|_| push(&mut worker, table, &[1]));
     push(&mut worker, table, &[2]);
     worker.set_clock(2);
@@ -251,16 +253,16 @@ fn rows_of_low_scores_go() {
 fn turnovers_that_cannot_be_are_refused_with_the_reason() {
     let servers = Servers::start(any(), 1, &config(64, 256 * MIB), &handles());
     let mut worker = servers.worker();
-    let spec = |turnover| TableSpec::new(1, "t", ValueType::I64, 1).turnover(turnover);
-    let none = Turnover::default();
+    let spec = |eviction| TableSpec::new(1, "t", ValueType::I64, 1).eviction(eviction);
+    let none = EvictionRule::default();
     let range = caravan_van::KeyRange::new(0, 9).unwrap();
     for (spec, says) in [
-        (spec(Turnover { pushes_min: Some(0), ..none }), "pushes_min is 0"),
-        (spec(Turnover { cells: Some(0), ..none }), "cells is 0"),
-        (spec(Turnover { probability: Some(0.0), ..none }), "probability is 0"),
-        (spec(Turnover { decay: Some(1.5), ..none }), "decay is 1.5"),
-        (spec(Turnover { score_min: Some(f32::NAN), ..none }), "score_min"),
-        (spec(Turnover { bytes_max: Some(1 << 16), ..none }), "65536 of its bytes_max are for"),
+        (spec(EvictionRule { pushes_min: Some(0), ..none }), "pushes_min is 0"),
+        (spec(EvictionRule { cells: Some(0), ..none }), "cells is 0"),
+        (spec(EvictionRule { probability: Some(0.0), ..none }), "probability is 0"),
+        (spec(EvictionRule { decay: Some(1.5), ..none }), "decay is 1.5"),
+        (spec(EvictionRule { score_min: Some(f32::NAN), ..none }), "score_min"),
+        (spec(EvictionRule { bytes_max: Some(1 << 16), ..none }), "65536 of its bytes_max are for"),
         (spec(none).keys(range).dense(), "a dense table"),
         (spec(none).replicas(1), "room for 0"),
         (spec(none).handle("clocked"), "its handle keep all rows"),
@@ -277,21 +279,22 @@ fn image_of(shard: &dyn Shard) -> Vec<u8> {
     image
 }
 
-/// Turnovers of all kinds, of tables with copies: 16 values a row, or rows of their own lengths.
+/// EvictionRules of all kinds, of tables with copies: 16 values a row, or rows of their own
+/// lengths.
 fn copied() -> Vec<TableSpec> {
-    let none = Turnover::default();
+    let none = EvictionRule::default();
     let cells = Some(300);
     let (decay, bytes_max) = (Some(0.7), Some(400_000));
-    let turnovers = [
-        Turnover { pushes_min: Some(3), cells, probability: Some(0.7), ..none },
-        Turnover { idle_max: Some(5), bytes_max, ..none },
-        Turnover { score_min: Some(0.5), decay, pushes_min: Some(2), cells, bytes_max, ..none },
+    let evictions = [
+        EvictionRule { pushes_min: Some(3), cells, probability: Some(0.7), ..none },
+        EvictionRule { idle_max: Some(5), bytes_max, ..none },
+        EvictionRule { score_min: Some(0.5), decay, pushes_min: Some(2), cells, bytes_max, ..none },
     ];
-    let spec = |(width, turnover)| {
-        let spec = TableSpec::new(1, "t", ValueType::I64, width).turnover(turnover);
+    let spec = |(width, eviction)| {
+        let spec = TableSpec::new(1, "t", ValueType::I64, width).eviction(eviction);
         spec.replicas(1)
     };
-    [16, 0].into_iter().flat_map(|width| turnovers.map(|it| (width, it))).map(spec).collect()
+    [16, 0].into_iter().flat_map(|width| evictions.map(|it| (width, it))).map(spec).collect()
 }
 
 /// Two shards with the same pushes have the same rows, scores and counts, as has one that was made
@@ -378,16 +381,16 @@ const KEYS: u64 = 300;
 
 /// A table without eviction whose keys get rows with their second push, and one with a cap.
 fn moving() -> [TableSpec; 2] {
-    let turnovers = [
-        Turnover { pushes_min: Some(2), ..Turnover::default() },
-        Turnover { idle_max: Some(2), bytes_max: Some(3 << 19), ..Turnover::default() },
+    let evictions = [
+        EvictionRule { pushes_min: Some(2), ..EvictionRule::default() },
+        EvictionRule { idle_max: Some(2), bytes_max: Some(3 << 19), ..EvictionRule::default() },
     ];
-    let spec = |(id, turnover)| {
+    let spec = |(id, eviction)| {
         let keys = KeyRange::new(0, KEYS).unwrap();
         let spec = TableSpec::new(id, "t", ValueType::I64, 1).keys(keys);
-        spec.placement(Placement::Even(2)).turnover(turnover)
+        spec.placement(Placement::Even(2)).eviction(eviction)
     };
-    let [a, b] = turnovers;
+    let [a, b] = evictions;
     [(1, a), (2, b)].map(spec)
 }
 
@@ -461,13 +464,14 @@ fn nothing_admitted_is_lost_or_doubled_while_shards_move_and_are_read() {
 fn rows_come_back_from_a_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
     let mut checkpoints = Checkpoints::new(Folder::new(folder.path()));
-    let turnover = Turnover { bytes_max: Some(4 << 20), idle_max: Some(3), ..Turnover::default() };
-    let spec = TableSpec::new(1, "sums", ValueType::I64, 1).turnover(turnover);
+    let eviction =
+        EvictionRule { bytes_max: Some(4 << 20), idle_max: Some(3), ..EvictionRule::default() };
+    let spec = TableSpec::new(1, "sums", ValueType::I64, 1).eviction(eviction);
     let keys: Vec<u64> = (0..3000).map(|key| key * (u64::MAX / 3000)).collect();
     {
         let servers = servers(2);
         let mut worker = servers.worker();
-        let table = table(&mut worker, turnover);
+        let table = table(&mut worker, eviction);
         (0..2).for_each(|_| push(&mut worker, table, &keys));
         checkpoints.create(&mut worker, std::slice::from_ref(&spec)).unwrap();
     }

@@ -1,7 +1,7 @@
 //! Where a scheduler keeps its state, so that one that is started again goes on with it: a folder,
 //! or an etcd.
 
-#[cfg_attr(not(feature = "etcd"), path = "keeper/left_out.rs")]
+#[cfg_attr(not(feature = "etcd"), path = "state_store/left_out.rs")]
 mod etcd;
 mod folder;
 
@@ -58,8 +58,8 @@ pub(super) const AGAIN: Duration = Duration::from_millis(500);
 /// What the address of an etcd begins with.
 const SCHEME: &str = "http://";
 
-/// The keeper of a state.
-pub(super) struct Keeper {
+/// The state store of a state.
+pub(super) struct StateStore {
     /// Where it is, for people.
     place: String,
     kept: Place,
@@ -79,19 +79,19 @@ enum Place {
     Etcd(Etcd),
 }
 
-impl Keeper {
+impl StateStore {
     /// Takes a folder, or a key of the etcd at this address, for the scheduler of a job.
     ///
     /// # Errors
     /// [`Error::Config`] names the place and the reason why it cannot be used.
-    pub(super) fn open(place: &Path, job: u64) -> Result<Keeper> {
+    pub(super) fn open(place: &Path, job: u64) -> Result<StateStore> {
         let name = place.display().to_string();
         let kept = match name.starts_with(SCHEME) {
             true => Etcd::open(&name, job).map(Place::Etcd),
             false => Folder::open(place).map(Place::Folder),
         };
         match kept {
-            Ok(kept) => Ok(Keeper { place: name, kept, full: None }),
+            Ok(kept) => Ok(StateStore { place: name, kept, full: None }),
             Err(why) => Err(failed("use", &name, &why)),
         }
     }
@@ -196,12 +196,12 @@ mod tests {
     const NOW: Duration = Duration::ZERO;
 
     /// Saves the next state of a cluster, which has its number in it.
-    fn save(keeper: &mut Keeper, lineage: &mut Lineage) {
+    fn save(state_store: &mut StateStore, lineage: &mut Lineage) {
         let next = lineage.next();
         let state = json!(next.number());
         let address = String::new();
         let kept = Kept { lineage: next, job: 7, servers: 1, workers: 1, address, state };
-        assert!(keeper.save(NOW, kept.lineage.number(), &kept).unwrap());
+        assert!(state_store.save(NOW, kept.lineage.number(), &kept).unwrap());
         *lineage = kept.lineage;
     }
 
@@ -261,10 +261,10 @@ mod tests {
         let cluster = lineage.cluster;
         let (mut after, mut stamps) = (Vec::new(), Vec::new());
         for _ in 0..3 {
-            let mut keeper = Keeper::open(folder, 7).unwrap();
+            let mut state_store = StateStore::open(folder, 7).unwrap();
             lineage.go_on();
             for _ in 0..3 {
-                save(&mut keeper, &mut lineage);
+                save(&mut state_store, &mut lineage);
                 stamps.push(lineage.stamp());
                 after.push(files(folder));
             }
@@ -281,8 +281,8 @@ mod tests {
             }
             (0..2).for_each(|at| damage(&draw, &mut found[at], &earlier[at]));
             put(folder, &found);
-            let mut keeper = Keeper::open(folder, 7).unwrap();
-            let kept = match keeper.load::<Kept<Value>>() {
+            let mut state_store = StateStore::open(folder, 7).unwrap();
+            let kept = match state_store.load::<Kept<Value>>() {
                 Ok(Some(kept)) => kept,
                 Ok(None) => {
                     assert_ne!(Lineage::new().cluster, cluster);
@@ -312,7 +312,7 @@ mod tests {
                 if saves % 3 == 2 {
                     lineage.go_on();
                 }
-                save(&mut keeper, &mut lineage);
+                save(&mut state_store, &mut lineage);
                 assert!(lineage.has(lineage.stamp()) && lineage.has(Stamp::default()));
             }
             let why = lineage.error("/there", "worker 3", stamps[present]).to_string();
@@ -325,21 +325,21 @@ mod tests {
     #[test]
     fn a_full_disk_is_written_again_after_a_while() {
         let Some(folder) = SmallDisk::new(3) else { return }; // a lock and two states
-        let mut keeper = Keeper::open(folder.path(), 7).unwrap();
+        let mut state_store = StateStore::open(folder.path(), 7).unwrap();
         let full = folder.path().join("state-1");
         fs::write(&full, "").unwrap();
         fs::write(folder.path().join("state-0"), "").unwrap();
         let filler = SmallDisk::fill(folder.path(), &full);
-        assert!(keeper.save(NOW, 1, &1).unwrap());
-        assert!(!keeper.save(NOW, 2, &2).unwrap());
-        assert!(keeper.paused().unwrap().contains(&folder.path().display().to_string()));
+        assert!(state_store.save(NOW, 1, &1).unwrap());
+        assert!(!state_store.save(NOW, 2, &2).unwrap());
+        assert!(state_store.paused().unwrap().contains(&folder.path().display().to_string()));
         fs::remove_file(&filler).unwrap();
-        assert!(!keeper.save(NOW + AGAIN / 2, 2, &2).unwrap());
-        assert!(keeper.save(NOW + AGAIN, 2, &2).unwrap());
-        assert_eq!(keeper.paused(), None);
+        assert!(!state_store.save(NOW + AGAIN / 2, 2, &2).unwrap());
+        assert!(state_store.save(NOW + AGAIN, 2, &2).unwrap());
+        assert_eq!(state_store.paused(), None);
         fs::remove_file(&full).unwrap();
         fs::create_dir(&full).unwrap();
-        let error = keeper.save(NOW, 4, &4).unwrap_err().to_string();
+        let error = state_store.save(NOW, 4, &4).unwrap_err().to_string();
         assert!(error.contains("cannot write"), "{error}");
     }
 }

@@ -32,14 +32,14 @@ const MESSAGE_MAX: usize = 2048;
 /// Bytes before a message.
 const PREFIX: usize = 2;
 
-/// Number of the listener among what is watched; wires count from 1.
+/// Number of the listener among what is watched; side channels count from 1.
 const LISTENER: u64 = 0;
 
-/// Most wires with news that one look serves.
+/// Most side channels with news that one look serves.
 const EVENTS_MAX: usize = 64;
 
 /// Number of a wire, never used again.
-pub(super) type WireId = u64;
+pub(super) type SideChannelId = u64;
 
 /// What came over a wire.
 #[derive(Debug)]
@@ -54,14 +54,14 @@ pub(super) enum Heard {
     Refused(Reason),
 }
 
-/// All wires of a transport.
-pub(super) struct Wires {
+/// All side channels of a transport.
+pub(super) struct SideChannels {
     listener: Option<TcpListener>,
     watch: OwnedFd,
-    wires: HashMap<WireId, Wire>,
+    side_channels: HashMap<SideChannelId, Wire>,
     /// Called ones that are not at their end, the oldest first.
-    strangers: VecDeque<WireId>,
-    next: WireId,
+    strangers: VecDeque<SideChannelId>,
+    next: SideChannelId,
     credentials: Rc<Credentials>,
     /// Room for what the watch reports, so that looks allocate nothing.
     events: Vec<epoll::Event>,
@@ -88,15 +88,15 @@ enum Stage {
     Done,
 }
 
-impl Wires {
-    /// Wires that listen on `address`, if there is one; returns the bound address, too.
+impl SideChannels {
+    /// SideChannels that listen on `address`, if there is one; returns the bound address, too.
     ///
     /// # Errors
     /// The system's.
     pub(super) fn new(
         credentials: Rc<Credentials>,
         address: Option<&String>,
-    ) -> io::Result<(Wires, Option<SocketAddr>)> {
+    ) -> io::Result<(SideChannels, Option<SocketAddr>)> {
         let watch = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let listener = address.map(TcpListener::bind).transpose()?;
         let mut bound = None;
@@ -105,13 +105,14 @@ impl Wires {
             bound = Some(listener.local_addr()?);
             epoll::add(&watch, listener, data(LISTENER), epoll::EventFlags::IN)?;
         }
-        let (wires, strangers) = (HashMap::new(), VecDeque::new());
+        let (side_channels, strangers) = (HashMap::new(), VecDeque::new());
         let (next, events) = (LISTENER, Vec::with_capacity(EVENTS_MAX));
-        let wires = Wires { listener, watch, wires, strangers, next, credentials, events };
-        Ok((wires, bound))
+        let side_channels =
+            SideChannels { listener, watch, side_channels, strangers, next, credentials, events };
+        Ok((side_channels, bound))
     }
 
-    /// Readable when [`Wires::look`] finds something.
+    /// Readable when [`SideChannels::look`] finds something.
     pub(super) fn fd(&self) -> RawFd {
         self.watch.as_raw_fd()
     }
@@ -125,7 +126,7 @@ impl Wires {
         address: &str,
         beside: Option<Beside>,
         now: Instant,
-    ) -> io::Result<WireId> {
+    ) -> io::Result<SideChannelId> {
         let to = address.to_socket_addrs()?.next();
         let to = to.ok_or_else(super::listen::no_address)?;
         let socket = Socket::new(Domain::for_address(to), Type::STREAM, Some(Protocol::TCP))?;
@@ -142,40 +143,40 @@ impl Wires {
         self.enter(wire, epoll::EventFlags::OUT)
     }
 
-    fn enter(&mut self, wire: Wire, flags: epoll::EventFlags) -> io::Result<WireId> {
+    fn enter(&mut self, wire: Wire, flags: epoll::EventFlags) -> io::Result<SideChannelId> {
         self.next += 1;
         wire.stream.set_nodelay(true)?;
         epoll::add(&self.watch, &wire.stream, data(self.next), flags)?;
-        self.wires.insert(self.next, wire);
+        self.side_channels.insert(self.next, wire);
         Ok(self.next)
     }
 
     /// The address that a caller called from.
-    pub(super) fn address(&self, id: WireId) -> Option<&str> {
-        self.wires.get(&id).map(|wire| wire.from.as_str())
+    pub(super) fn address(&self, id: SideChannelId) -> Option<&str> {
+        self.side_channels.get(&id).map(|wire| wire.from.as_str())
     }
 
     /// Notes for whose lane a wire stands.
-    pub(super) fn claim(&mut self, id: WireId, peer: u32) {
+    pub(super) fn claim(&mut self, id: SideChannelId, peer: u32) {
         self.strangers.retain(|&stranger| stranger != id);
-        if let Some(wire) = self.wires.get_mut(&id) {
+        if let Some(wire) = self.side_channels.get_mut(&id) {
             wire.peer = Some(peer);
         }
     }
 
     /// Closes a wire.
-    pub(super) fn close(&mut self, id: WireId) {
+    pub(super) fn close(&mut self, id: SideChannelId) {
         self.strangers.retain(|&stranger| stranger != id);
-        self.wires.remove(&id);
+        self.side_channels.remove(&id);
     }
 
     /// Sends this side's message.
     ///
     /// # Errors
     /// The system's.
-    pub(super) fn say(&mut self, id: WireId, message: &[u8]) -> io::Result<()> {
+    pub(super) fn say(&mut self, id: SideChannelId, message: &[u8]) -> io::Result<()> {
         let gone = || io::Error::from(io::ErrorKind::NotConnected);
-        let wire = self.wires.get_mut(&id).ok_or_else(gone)?;
+        let wire = self.side_channels.get_mut(&id).ok_or_else(gone)?;
         let Stage::Proved(proved) = &mut wire.stage else { return Err(gone()) };
         let (seals, _) = proved.ciphers.as_mut().ok_or_else(gone)?;
         let mut sealed = vec![0; PREFIX + message.len() + TAG];
@@ -186,23 +187,23 @@ impl Wires {
     }
 
     /// Ends what is to be said over a wire; returns the keys of its handshake.
-    pub(super) fn finish(&mut self, id: WireId) -> Option<Box<Proved>> {
-        let wire = self.wires.get_mut(&id)?;
+    pub(super) fn finish(&mut self, id: SideChannelId) -> Option<Box<Proved>> {
+        let wire = self.side_channels.get_mut(&id)?;
         match std::mem::replace(&mut wire.stage, Stage::Done) {
             Stage::Proved(proved) => Some(proved),
             _ => None,
         }
     }
 
-    /// Adds to `heard` what has come since the last time. The caller closes wires that are at their
-    /// end.
+    /// Adds to `heard` what has come since the last time. The caller closes side channels that are
+    /// at their end.
     ///
     /// # Errors
     /// The system's.
     pub(super) fn look(
         &mut self,
         now: Instant,
-        heard: &mut Vec<(WireId, Option<u32>, Heard)>,
+        heard: &mut Vec<(SideChannelId, Option<u32>, Heard)>,
     ) -> io::Result<()> {
         let mut events = std::mem::take(&mut self.events);
         events.clear();
@@ -219,7 +220,7 @@ impl Wires {
         }
         self.events = events;
         while let Some(&oldest) = self.strangers.front() {
-            let wire = self.wires.get(&oldest);
+            let wire = self.side_channels.get(&oldest);
             let is_late = wire.is_none_or(|wire| now >= wire.until);
             if !is_late && self.strangers.len() <= STRANGERS_MAX {
                 break;
@@ -244,8 +245,8 @@ impl Wires {
     }
 
     /// Reads what has come over a wire.
-    fn read(&mut self, id: WireId, heard: &mut Vec<(WireId, Option<u32>, Heard)>) {
-        let Some(wire) = self.wires.get_mut(&id) else { return };
+    fn read(&mut self, id: SideChannelId, heard: &mut Vec<(SideChannelId, Option<u32>, Heard)>) {
+        let Some(wire) = self.side_channels.get_mut(&id) else { return };
         let peer = wire.peer;
         let was_dialling = matches!(wire.stage, Stage::Dialling(..));
         loop {
@@ -267,7 +268,7 @@ impl Wires {
     }
 }
 
-fn data(id: WireId) -> epoll::EventData {
+fn data(id: SideChannelId) -> epoll::EventData {
     epoll::EventData::new_u64(id)
 }
 

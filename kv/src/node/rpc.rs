@@ -1,8 +1,8 @@
 //! A node's requests to other nodes, and its answers to theirs.
 //!
 //! They go over the node's lane to the scheduler, whose thread hands them on
-//! (`node/scheduler/exchange.rs`). A desk is a node's book of them: it has no lane itself. The
-//! thread that owns the lane brings what arrived and takes what is to be sent.
+//! (`node/scheduler/exchange.rs`). An RPC endpoint is a node's book of them: it has no lane itself.
+//! The thread that owns the lane brings what arrived and takes what is to be sent.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::fmt;
@@ -12,7 +12,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::barriers::{NAME_BYTES_MAX, Party};
-use super::control::{Acknowledged, Body, CREDITS, Letter, Post};
+use super::control::{Acknowledged, Body, CREDITS, Envelope, Post};
 use super::group::{Group, NodeName, Recipients};
 use super::lane::SchedulerLane;
 use crate::error::{Error, Result};
@@ -23,12 +23,12 @@ pub const BODY_BYTES_MAX: usize = 1 << 20;
 /// Most requests of a node that are not answered, or that it has not waited for.
 const REQUESTS_MAX: usize = 10_000;
 
-/// Most messages of a desk that the scheduler has not acknowledged. Half of the lane's credits are
-/// for others.
+/// Most messages of an RPC endpoint that the scheduler has not acknowledged. Half of the lane's
+/// credits are for others.
 const POSTS_MAX: usize = CREDITS as usize / 2;
 
 /// Longest sleep while waiting.
-const NAP: Duration = Duration::from_millis(100);
+const BACKOFF: Duration = Duration::from_millis(100);
 
 /// How long the scheduler may take to name the nodes missing at a barrier.
 const SAY_WHO: Duration = Duration::from_secs(2);
@@ -52,11 +52,11 @@ pub struct Token(pub(crate) u64);
 pub struct Asked {
     /// The node that asks.
     pub from: NodeName,
-    /// What it asks for; the responder defines it.
+    /// What it asks for; the handler defines it.
     pub command: i32,
     /// The rest of what it asks for.
     pub body: Vec<u8>,
-    /// By this [`Desk::answer`] knows the request.
+    /// By this [`Rpc::answer`] knows the request.
     pub token: Token,
 }
 
@@ -70,48 +70,48 @@ pub struct Answered {
 }
 
 /// Answers requests of other nodes: at once, later by its [`Token`], or when others have answered
-/// requests of its own. Closures `FnMut(&mut Desk, Asked)` are responders.
+/// requests of its own. Closures `FnMut(&mut Rpc, Asked)` are handlers.
 ///
 /// It runs on the thread that has the node's lane to the scheduler, while that waits or polls. It
 /// must not block.
-pub trait Responder {
+pub trait Handler {
     /// Takes a request.
-    fn respond(&mut self, desk: &mut Desk, asked: Asked);
+    fn respond(&mut self, rpc: &mut Rpc, asked: Asked);
 }
 
-impl<F: FnMut(&mut Desk, Asked)> Responder for F {
-    fn respond(&mut self, desk: &mut Desk, asked: Asked) {
-        self(desk, asked);
+impl<F: FnMut(&mut Rpc, Asked)> Handler for F {
+    fn respond(&mut self, rpc: &mut Rpc, asked: Asked) {
+        self(rpc, asked);
     }
 }
 
-type MakeResponder = dyn Fn() -> Box<dyn Responder> + Send + Sync;
+type MakeHandler = dyn Fn() -> Box<dyn Handler> + Send + Sync;
 
-/// The responders that nodes begin with, by name.
+/// The handlers that nodes begin with, by name.
 #[derive(Clone, Default)]
-pub(crate) struct Responders(HashMap<String, Arc<MakeResponder>>);
+pub(crate) struct Handlers(HashMap<String, Arc<MakeHandler>>);
 
-impl Responders {
+impl Handlers {
     pub(crate) fn insert(
         &mut self,
         name: &str,
-        make: impl Fn() -> Box<dyn Responder> + Send + Sync + 'static,
+        make: impl Fn() -> Box<dyn Handler> + Send + Sync + 'static,
     ) {
         self.0.insert(name.to_owned(), Arc::new(make));
     }
 
-    /// A desk with these responders.
-    pub(crate) fn desk(&self) -> Desk {
-        let mut desk = Desk::default();
+    /// An RPC endpoint with these handlers.
+    pub(crate) fn rpc(&self) -> Rpc {
+        let mut rpc = Rpc::default();
         for (name, make) in &self.0 {
-            desk.responders.insert(name.clone(), make());
+            rpc.handlers.insert(name.clone(), make());
         }
-        desk
+        rpc
     }
 }
 
 /// Runs when a request is complete.
-type Then = Box<dyn FnOnce(&mut Desk, Result<Vec<Answered>>)>;
+type Then = Box<dyn FnOnce(&mut Rpc, Result<Vec<Answered>>)>;
 
 /// A request that this node has made.
 struct Open {
@@ -145,8 +145,8 @@ struct Unsent {
 
 /// A node's book of requests.
 #[derive(Default)]
-pub struct Desk {
-    responders: HashMap<String, Box<dyn Responder>>,
+pub struct Rpc {
+    handlers: HashMap<String, Box<dyn Handler>>,
     count: u64,
     open: BTreeMap<RequestId, Open>,
     /// Requests of others that have not been answered.
@@ -156,13 +156,13 @@ pub struct Desk {
     sent: HashMap<u64, Option<RequestId>>,
 }
 
-impl Desk {
-    /// Has `responder` answer the requests to responders of this name at this node.
-    pub fn set_responder(&mut self, name: &str, responder: impl Responder + 'static) {
-        self.responders.insert(name.to_owned(), Box::new(responder));
+impl Rpc {
+    /// Makes `handler` answer the requests to handlers of this name at this node.
+    pub fn set_handler(&mut self, name: &str, handler: impl Handler + 'static) {
+        self.handlers.insert(name.to_owned(), Box::new(handler));
     }
 
-    /// Asks the responders called `responder` of these nodes. The request is complete when all of
+    /// Asks the handlers called `handler` of these nodes. The request is complete when all of
     /// them have answered or are lost.
     ///
     /// # Errors
@@ -170,23 +170,23 @@ impl Desk {
     pub fn ask(
         &mut self,
         to: impl Into<Recipients>,
-        responder: &str,
+        handler: &str,
         command: i32,
         body: &[u8],
     ) -> Result<RequestId> {
-        check(responder, body)?;
+        check(handler, body)?;
         let to = to.into();
-        let what = format!("command {command} to {responder} of {to}");
-        let responder = responder.to_owned();
+        let what = format!("command {command} to {handler} of {to}");
+        let handler = handler.to_owned();
         let body = Body(body.to_vec());
-        self.open(what, |id| Post::Request { id, to, responder, command, body })
+        self.open(what, |id| Post::Request { id, to, handler, command, body })
     }
 
     /// Arrives at the barrier called `name` of a group that this node belongs to. The request is
     /// complete when all nodes of the group have arrived. A node waits at one barrier at a time.
     ///
     /// # Errors
-    /// As [`Desk::ask`].
+    /// As [`Rpc::ask`].
     pub fn barrier(&mut self, group: Group, name: &str) -> Result<RequestId> {
         self.arrive(Party::Group(group), name)
     }
@@ -223,7 +223,7 @@ impl Desk {
     /// Answers a request by the reason why it cannot be done.
     ///
     /// # Errors
-    /// As [`Desk::answer`].
+    /// As [`Rpc::answer`].
     pub fn refuse(&mut self, token: Token, reason: &str) -> Result<()> {
         check("", reason.as_bytes())?;
         self.conclude(token, Err(reason.to_owned()))
@@ -251,11 +251,11 @@ impl Desk {
     /// then.
     ///
     /// # Errors
-    /// As [`Desk::is_done`].
+    /// As [`Rpc::is_done`].
     pub fn then(
         &mut self,
         request: RequestId,
-        then: impl FnOnce(&mut Desk, Result<Vec<Answered>>) + 'static,
+        then: impl FnOnce(&mut Rpc, Result<Vec<Answered>>) + 'static,
     ) -> Result<()> {
         match self.claim(request)? {
             Some(outcome) => then(self, outcome),
@@ -296,22 +296,22 @@ impl Desk {
     }
 
     /// Takes in what the scheduler hands on.
-    pub(super) fn deliver(&mut self, letters: Vec<Letter>) {
-        for letter in letters {
-            match letter {
-                Letter::Request { number, from, responder, command, body } => {
+    pub(super) fn deliver(&mut self, envelopes: Vec<Envelope>) {
+        for envelope in envelopes {
+            match envelope {
+                Envelope::Request { number, from, handler, command, body } => {
                     let token = Token(number);
                     self.owed.insert(number);
                     // It may set another of its name, and ask itself only by the scheduler.
-                    let Some(mut it) = self.responders.remove(&responder) else {
-                        let why = format!("this node has no responder called {responder}");
+                    let Some(mut it) = self.handlers.remove(&handler) else {
+                        let why = format!("this node has no handler called {handler}");
                         let _ = self.refuse(token, &why); // it is owed
                         continue;
                     };
                     it.respond(self, Asked { from, command, body: body.0, token });
-                    self.responders.entry(responder).or_insert(it);
+                    self.handlers.entry(handler).or_insert(it);
                 }
-                Letter::Answer { id, from, outcome } => {
+                Envelope::Answer { id, from, outcome } => {
                     let id = RequestId(id);
                     let Some(open) = self.open.get_mut(&id) else { continue };
                     let Some(missing) = &mut open.missing else { continue };
@@ -320,12 +320,12 @@ impl Desk {
                     }
                     self.settle(id);
                 }
-                Letter::Failed(_) => {} // of tasks, of which a desk knows nothing
+                Envelope::Failed(_) => {} // of tasks, of which a rpc knows nothing
             }
         }
     }
 
-    /// Enters the scheduler's answer to a message, if it is one of this desk.
+    /// Records the scheduler's answer to a message, if it is one of this RPC endpoint.
     ///
     /// # Errors
     /// [`Error::Control`] if it cannot be parsed.
@@ -344,7 +344,8 @@ impl Desk {
         Ok(())
     }
 
-    /// Enters that the scheduler refuses a message; returns false if it is none of this desk.
+    /// Records that the scheduler refuses a message; returns false if it is none of this RPC
+    /// endpoint.
     pub(super) fn refused(&mut self, to: u64, why: &str) -> bool {
         let Some(request) = self.sent.remove(&to) else { return false };
         let Some(request) = request else { return true };
@@ -391,9 +392,9 @@ fn check(name: &str, body: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Who has a desk, and a lane to the scheduler's thread.
-pub(crate) trait AtDesk {
-    fn desk(&mut self) -> &mut Desk;
+/// Who has an RPC endpoint, and a lane to the scheduler's thread.
+pub(crate) trait AtRpc {
+    fn rpc(&mut self) -> &mut Rpc;
 
     fn lane(&mut self) -> &mut SchedulerLane;
 
@@ -403,12 +404,12 @@ pub(crate) trait AtDesk {
     /// If nobody's wait can succeed any more.
     fn look(&mut self) -> Result<()>;
 
-    /// Lets `use_it` use the desk, and sends what it has written.
+    /// Lets `use_it` use the RPC endpoint, and sends what it has written.
     ///
     /// # Errors
-    /// As [`AtDesk::look`].
-    fn with_desk<T>(&mut self, use_it: impl FnOnce(&mut Desk) -> T) -> Result<T> {
-        let used = use_it(self.desk());
+    /// As [`AtRpc::look`].
+    fn with_rpc<T>(&mut self, use_it: impl FnOnce(&mut Rpc) -> T) -> Result<T> {
+        let used = use_it(self.rpc());
         self.look()?;
         Ok(used)
     }
@@ -422,40 +423,40 @@ pub(crate) trait AtDesk {
         let began = self.lane().now();
         loop {
             let looked = self.look();
-            if let Some(outcome) = self.desk().claim(request)? {
+            if let Some(outcome) = self.rpc().claim(request)? {
                 return outcome;
             }
             looked?;
             let waited = self.lane().now() - began;
             if waited >= timeout {
-                let (what, missing) = self.desk().awaited(request);
+                let (what, missing) = self.rpc().awaited(request);
                 return Err(Error::Timeout { what, seconds: waited.as_secs_f64(), missing });
             }
-            self.lane().wait(NAP.min(timeout - waited))?;
+            self.lane().wait(BACKOFF.min(timeout - waited))?;
         }
     }
 
     /// Waits until all nodes of a party have reached its barrier called `name`.
     ///
     /// # Errors
-    /// [`Error::Timeout`] names the missing nodes; as [`AtDesk::wait_for`].
+    /// [`Error::Timeout`] names the missing nodes; as [`AtRpc::wait_for`].
     fn meet(&mut self, party: Party, name: &str, timeout: Duration) -> Result<()> {
-        let arrived = self.desk().arrive(party, name)?;
+        let arrived = self.rpc().arrive(party, name)?;
         let late = match self.wait_for(arrived, timeout) {
             Err(late @ Error::Timeout { .. }) => late,
             met => {
                 // Nobody waits for an answer that still comes.
-                self.desk().open.remove(&arrived);
+                self.rpc().open.remove(&arrived);
                 return met.map(drop);
             }
         };
         let post = |_| Post::Missing { party, name: name.to_owned() };
-        let missing = self.desk().open(format!("who is missing at the barrier {name}"), post)?;
+        let missing = self.rpc().open(format!("who is missing at the barrier {name}"), post)?;
         let missing = self.wait_for(missing, SAY_WHO);
-        if let Some(Ok(_)) = self.desk().claim(arrived)? {
+        if let Some(Ok(_)) = self.rpc().claim(arrived)? {
             return Ok(()); // the last ones came just now
         }
-        self.desk().open.remove(&arrived);
+        self.rpc().open.remove(&arrived);
         match (missing, late) {
             (Ok(missing), Error::Timeout { what, seconds, .. }) => {
                 let names = missing.iter().map(|it| it.node.to_string());

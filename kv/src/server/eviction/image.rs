@@ -1,4 +1,4 @@
-//! The state of a shard with turnover as bytes, for its copies on other servers.
+//! The state of a shard with eviction as bytes, for its copies on other servers.
 //!
 //! Clocks, draws and the sketch come first, then a record for each key that has a row, then the
 //! rows in pieces, of which an empty one is the last. Numbers are little-endian. What is read was
@@ -177,7 +177,7 @@ impl Changing {
 }
 
 impl Known {
-    /// Enters these for the keys that were found or inserted last.
+    /// Records these for the keys that were found or inserted last.
     fn replace(&mut self, entries: Vec<Entry>) {
         for (row, entry) in self.found.iter().zip(entries) {
             let old = std::mem::replace(&mut self.entries[*row as usize], entry);

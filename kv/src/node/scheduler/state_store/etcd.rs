@@ -3,7 +3,7 @@
 //! A state is written only where the last one of this scheduler is still there. So when another
 //! scheduler has gone on with the cluster, this one finds out before anybody hears of it again.
 //!
-//! An etcd takes 1.5 MB at once, and a state has all letters that are under way. So it lies in
+//! An etcd takes 1.5 MB at once, and a state has all envelopes that are under way. So it lies in
 //! pieces: the first at the job's key, behind a line that says what belongs to it, the others below
 //! that key, at places that no other state has. These are written before the first.
 
@@ -147,7 +147,7 @@ impl Etcd {
         kept_in(&self.call("range", &json!({ "key": encode(key) }))?)
     }
 
-    /// Has something done if the last state of this scheduler is there; else that key is looked up.
+    /// Does something if the last state of this scheduler is there; else that key is looked up.
     fn unless_changed(&self, what: &[Value]) -> Kept<Value> {
         let key = encode(&self.key);
         let is_last = json!({
