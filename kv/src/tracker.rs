@@ -21,7 +21,8 @@ pub struct Timestamp(pub u64);
 
 impl Timestamp {
     /// The request's number for messages, counted from 1.
-    pub(crate) fn count(self) -> u64 {
+    #[doc(hidden)]
+    pub fn count(self) -> u64 {
         self.0 >> SLOT_BITS
     }
 }

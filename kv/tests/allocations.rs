@@ -2,17 +2,14 @@
 //! the server, and requests that nobody waits for keep memory constant.
 //! Method: a worker and a server thread over real sockets; each counts the allocations of its own
 //! thread.
-#![allow(clippy::unwrap_used, reason = "tests")]
-
-mod support;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 
+use crate::support::{TIMEOUT, config, endpoint, vans};
 use allocation_counter::measure;
 use caravan_kv::{Handles, ServerAddress, ServerThread, Table, TableSpec, ValueType, Van, Worker};
 use caravan_van::{Endpoint, KeyRange};
-use support::{TIMEOUT, config, endpoint, vans};
 
 /// Counters of the server threads, on request.
 #[derive(Default)]

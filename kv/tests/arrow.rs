@@ -2,8 +2,6 @@
 //! something else is refused with its reason, and takes no more memory than its bytes.
 //! Method: records are rewritten as Arrow and back; pyarrow, where `CARAVAN_TEST_PYARROW` names a
 //! Python that has it, reads such a file and writes its rows again in other batches.
-#![cfg(feature = "arrow")]
-#![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::path::Path;
 use std::process::Command;

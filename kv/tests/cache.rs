@@ -2,19 +2,16 @@
 //! and save most of a stream by popularity at an equal objective.
 //! Method: real servers; a regression that is planted in a Zipf stream, with rows kept and without,
 //! and all bytes counted.
-#![allow(clippy::unwrap_used, reason = "tests")]
-
-mod support;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
+use crate::support::{Servers, any, config};
 use caravan_kv::cache::{Bounds, Cache, Eviction};
 use caravan_kv::consistency::Model;
 use caravan_kv::filter::Draws;
 use caravan_kv::{Error, Handles, Table, TableSpec, ValueType, Worker};
 use proptest::prelude::*;
-use support::{Servers, any, config};
 
 const MIB: usize = 1 << 20;
 

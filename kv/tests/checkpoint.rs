@@ -4,27 +4,19 @@
 //! The same holds for increments.
 //! Method: whole clusters on the simulated van, with a disk in memory that loses, tears and cuts
 //! off what was not synced. A failure prints its seed; `CARAVAN_SEED=<seed> cargo test` replays it.
-#![allow(clippy::unwrap_used, reason = "tests")]
-
-#[path = "support/simulated.rs"]
-mod cluster;
-#[path = "support/drive.rs"]
-mod drive;
-#[path = "support/iterations.rs"]
-mod iterations;
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use crate::support::drive::{Drive, export, stored};
+use crate::support::iterations::{self, LAST, WORKERS, iterate};
+use crate::support::simulated::{Draws, connect, start, weather};
 use caravan_kv::checkpoint::{Checkpoints, Manifest};
 use caravan_kv::consistency::Model;
 use caravan_kv::eviction::EvictionRule;
 use caravan_kv::{Handles, Placement, TableSpec, ValueType, Worker};
 use caravan_van::KeyRange;
 use caravan_van::sim::{Network, for_each_seed};
-use cluster::{Draws, connect, start, weather};
-use drive::{Drive, export, stored};
-use iterations::{LAST, WORKERS, iterate};
 
 const KEYS: u64 = 300;
 

@@ -3,21 +3,16 @@
 //! Method: a rule that multiplies what is pushed by the command. Requests alone, in rows that share
 //! frames, in parts, filtered and as runs go over every van; on a simulated network they are sent
 //! back from a shard that moves, forwarded, replicated, and sent again after a crash.
-#![allow(clippy::unwrap_used, reason = "tests")]
-
-#[path = "support/simulated.rs"]
-mod cluster;
-mod support;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use crate::support::{Servers, config, simulated, vans};
 use caravan_kv::server::{Origin, Rule};
 use caravan_kv::{Handles, Placement, Runs, Table, TableSpec, ValueType, Worker};
 use caravan_van::KeyRange;
 use caravan_van::sim::{Faults, Network, for_each_seed};
-use support::{Servers, config, vans};
 
 const GIB: usize = 1 << 30;
 
@@ -86,12 +81,12 @@ fn commands_reach_the_handle_on_every_van() {
 #[test]
 fn commands_follow_a_shard_that_moves() {
     for_each_seed(20, |seed| {
-        let network = Network::new(seed, cluster::weather(seed));
+        let network = Network::new(seed, simulated::weather(seed));
         let small = |server: caravan_kv::ServerThread| server.move_by(64);
-        let (addresses, stop) = cluster::start(&network, 2, &times(), small);
+        let (addresses, stop) = simulated::start(&network, 2, &times(), small);
         let driver = network.spawn("driver", move |network| {
-            let mut one = cluster::connect(network, 100, &addresses);
-            let mut other = cluster::connect(network, 101, &addresses);
+            let mut one = simulated::connect(network, 100, &addresses);
+            let mut other = simulated::connect(network, 101, &addresses);
             let spec = spec(1).placement(Placement::Cut(vec![(0, 0)]));
             let table = one.create_table(&spec).unwrap();
             other.create_table(&spec).unwrap();
@@ -124,9 +119,9 @@ fn commands_follow_a_shard_that_moves() {
 fn commands_outlive_a_primary() {
     for_each_seed(20, |seed| {
         let network = Network::new(seed, Faults::jittery());
-        let (addresses, stop) = cluster::start(&network, 2, &times(), |server| server);
+        let (addresses, stop) = simulated::start(&network, 2, &times(), |server| server);
         let driver = network.spawn("driver", move |network| {
-            let mut worker = cluster::connect(network, 100, &addresses);
+            let mut worker = simulated::connect(network, 100, &addresses);
             let is_lost = Arc::new(AtomicBool::new(false));
             let watched = is_lost.clone();
             let watch = move || Ok(Vec::from_iter(watched.load(Ordering::Relaxed).then_some(0)));

@@ -2,15 +2,13 @@
 //! another.
 //! Method: requests made by hand to a scheduler, from strangers without the secret and from nodes
 //! of the job that lie.
-#![allow(clippy::unwrap_used, reason = "tests")]
-
-mod support;
 
 use std::net::TcpStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::support::{TIMEOUT, handles};
 use caravan_kv::node::{SchedulerClient, open, run_worker};
 use caravan_kv::{
     Apps, Cluster, ClusterConfig, Error, Launch, NodeConfig, SecretSource, Target, Van,
@@ -18,7 +16,6 @@ use caravan_kv::{
 use caravan_van::wire::{Coding, Kind};
 use caravan_van::{Arrival, Draft, Endpoint, Identity, Message, PeerId, Secret, Values, VanConfig};
 use serde_json::{Value, json};
-use support::{TIMEOUT, handles};
 
 const SCHEDULER: u8 = 1;
 const SERVER: u8 = 2;

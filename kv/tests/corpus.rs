@@ -1,14 +1,13 @@
 //! Goal: nothing that a fuzzer once found, and none of its beginnings, breaks what decodes it.
 //! Method: run every file of the kept corpus (`fuzz/corpus`) through the body of its fuzz target,
 //! whole and cut short.
-#![allow(clippy::unwrap_used, reason = "tests")]
 
 #[path = "../fuzz/bodies.rs"]
 mod bodies;
 #[path = "../../van/tests/support/corpus.rs"]
-mod corpus;
+mod kept;
 
-use corpus::run;
+use kept::run;
 
 #[test]
 fn blocks() {

@@ -7,11 +7,6 @@
 //! driver has servers leave at random instants, and crashes some. In the end each key's sum is that
 //! of all acknowledged pushes. A failure prints its seed; `CARAVAN_SEED=<seed> cargo test` replays
 //! it.
-#![allow(clippy::unwrap_used, reason = "tests")]
-
-#[path = "support/simulated.rs"]
-mod simulated;
-mod support;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::AddAssign;
@@ -19,6 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use crate::support::simulated::{Draws, join, weather};
 use caravan_kv::{
     App, Apps, Cluster, ClusterConfig, Error, Handles, Launch, NodeConfig, Placement, Table,
     TableSpec, Target, TaskId, Timestamp, ValueType, Worker, WorkerNode,
@@ -26,7 +22,6 @@ use caravan_kv::{
 use caravan_van::KeyRange;
 use caravan_van::sim::{Faults, Network, for_each_seed};
 use serde_json::{Value, json};
-use simulated::{Draws, join, weather};
 
 const KEYS: u64 = 200;
 
@@ -145,7 +140,7 @@ fn read(worker: &mut Worker, table: Table) -> (Vec<i64>, Vec<i64>) {
 
 /// What a run has met.
 #[derive(Debug, Default)]
-struct Met {
+pub(crate) struct Met {
     /// Servers that have left, founders among them, and those of these that numbered tables.
     left: usize,
     founders: usize,
@@ -248,7 +243,7 @@ fn totals(cluster: &mut Cluster, task: TaskId) -> (Vec<Vec<i64>>, Vec<Vec<i64>>)
 }
 
 #[allow(clippy::too_many_lines, reason = "one scenario, told in its order")]
-fn depart(network: &Network, seed: u64) -> Met {
+pub(crate) fn depart(network: &Network, seed: u64) -> Met {
     let mut draws = Draws(seed);
     let dies = seed % 2 == 1;
     let (founders, workers) = (3 + draws.below(2) as usize, 1 + draws.below(WORKERS) as usize);

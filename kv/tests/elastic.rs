@@ -4,11 +4,6 @@
 //! shared keys, and check at once what only they write; the driver has servers join and leave at
 //! random instants and moves shards there. In the end each key's sum is that of all acknowledged
 //! pushes. A failure prints its seed; `CARAVAN_SEED=<seed> cargo test` replays it.
-#![allow(clippy::unwrap_used, reason = "tests")]
-
-#[path = "support/simulated.rs"]
-mod simulated;
-mod support;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::AddAssign;
@@ -16,6 +11,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use crate::support::TIMEOUT;
+use crate::support::simulated::{Draws, join, weather};
 use caravan_kv::node::{Ended, SchedulerClient, join_server, run_server, run_worker};
 use caravan_kv::{
     App, Apps, Cluster, ClusterConfig, Error, Handles, Launch, NodeConfig, Placement, SecretSource,
@@ -24,8 +21,6 @@ use caravan_kv::{
 use caravan_van::sim::{Faults, Network, Node, for_each_seed};
 use caravan_van::{KeyRange, Secret};
 use serde_json::{Value, json};
-use simulated::{Draws, join, weather};
-use support::TIMEOUT;
 
 const KEYS: u64 = 300;
 
@@ -148,7 +143,7 @@ fn pull(worker: &mut Worker, table: Table) -> Vec<i64> {
 
 /// What a run has met.
 #[derive(Debug, Default)]
-struct Met {
+pub(crate) struct Met {
     /// Servers that have joined.
     joined: usize,
     /// Shards that were moved to them.
@@ -200,7 +195,7 @@ fn shift(client: &mut Worker, tables: &[Table], draws: &mut Draws) -> usize {
     moved
 }
 
-fn drive(network: &Network, seed: u64) -> Met {
+pub(crate) fn drive(network: &Network, seed: u64) -> Met {
     let mut draws = Draws(seed);
     let (servers, workers) = (1 + draws.below(3) as usize, 1 + draws.below(WORKERS) as usize);
     let (mut cluster, task, signals) = busy(seed, servers, workers, false);
@@ -348,7 +343,7 @@ fn wait_for_end(network: &Network, node: Node<Ended>, client: &mut Worker) -> En
 
 /// Servers come and go; some while another driver moves shards.
 #[allow(clippy::too_many_lines, reason = "one scenario, told in its order")]
-fn come_and_go(network: &Network, seed: u64) -> Met {
+pub(crate) fn come_and_go(network: &Network, seed: u64) -> Met {
     let mut draws = Draws(seed);
     let (servers, workers) = (1 + draws.below(3) as usize, 1 + draws.below(WORKERS) as usize);
     let (mut cluster, task, signals) = busy(seed, servers, workers, true);
@@ -595,7 +590,7 @@ fn refused(node: &NodeConfig) -> String {
 #[test]
 fn servers_that_may_not_join_hear_why() {
     let mut config = ClusterConfig { servers: 1, workers: 1, ..ClusterConfig::default() };
-    config.node = support::node(support::any());
+    config.node = crate::support::node(crate::support::any());
     config.node.secret = SecretSource::Given(Secret::random());
     config.node.join_timeout = TIMEOUT;
     let mut scheduler = SchedulerClient::bind(&config).unwrap();

@@ -1,13 +1,11 @@
 //! Goal: push and pull return what was pushed, over every van between threads, for any shape of the
 //! cluster.
 //! Method: a whole embedded cluster in this process, with real sockets, driven like an application.
-#![allow(clippy::unwrap_used, reason = "tests")]
-
-mod support;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::support::{any, auto_may_take, node, vans};
 use caravan_kv::consistency::Model;
 use caravan_kv::history;
 use caravan_kv::node::{SchedulerClient, is_built, run_server, run_worker};
@@ -16,7 +14,6 @@ use caravan_kv::{
     Van, WorkerNode,
 };
 use serde_json::{Value, json};
-use support::{auto_may_take, node, vans};
 
 struct PushPull;
 
@@ -164,7 +161,7 @@ fn servers_record_histories_in_a_folder() {
         let history = Some(folder.to_owned());
         // A busy host opens the ports of seven nodes slowly.
         let join_timeout = Duration::from_secs(180);
-        let node = NodeConfig { history, join_timeout, ..node(support::any()) };
+        let node = NodeConfig { history, join_timeout, ..node(any()) };
         let config = ClusterConfig { servers: 2, threads: 2, workers: 3, node };
         let apps = Apps::default().with("count", || Box::new(Count));
         let mut cluster =

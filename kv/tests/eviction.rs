@@ -3,25 +3,20 @@
 //! Method: a shard of each handle, real servers, and whole clusters on the simulated van, against
 //! maps; memory is what the pool says. A failure of a simulation prints its seed;
 //! `CARAVAN_SEED=<seed> cargo test` replays it.
-#![allow(clippy::unwrap_used, reason = "tests")]
-
-#[path = "support/simulated.rs"]
-mod cluster;
-mod support;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use crate::support::simulated::{Draws, connect, start, weather};
+use crate::support::{Servers, any, config, handles};
 use caravan_kv::checkpoint::{Checkpoints, Folder};
 use caravan_kv::eviction::EvictionRule;
 use caravan_kv::server::{Extract, Request};
 use caravan_kv::{Handles, Placement, Shard, Table, TableSpec, ValueType, Worker};
 use caravan_van::sim::for_each_seed;
 use caravan_van::{Account, KeyRange, Pool, Value};
-use cluster::{Draws, connect, start, weather};
 use proptest::prelude::*;
-use support::{Servers, any, config};
 
 const MIB: usize = 1 << 20;
 
@@ -256,7 +251,7 @@ fn rows_of_low_scores_go() {
 
 #[test]
 fn turnovers_that_cannot_be_are_refused_with_the_reason() {
-    let servers = Servers::start(any(), 1, &config(64, 256 * MIB), &support::handles());
+    let servers = Servers::start(any(), 1, &config(64, 256 * MIB), &handles());
     let mut worker = servers.worker();
     let spec = |eviction| TableSpec::new(1, "t", ValueType::I64, 1).eviction(eviction);
     let none = EvictionRule::default();

@@ -1,14 +1,11 @@
 //! Goal: a table that was exported and imported into another number of servers has the same rows.
 //! Method: real servers; the table is exported again from where it was imported.
-#![allow(clippy::unwrap_used, reason = "tests")]
 
-mod support;
-
+use crate::support::{Servers, any, config};
 use caravan_kv::export::{Format, export_table, import_table};
 use caravan_kv::{Handles, TableSpec, ValueType, Worker};
 use caravan_van::KeyRange;
 use half::f16;
-use support::{Servers, any, config};
 
 const KEYS: u64 = 3000;
 

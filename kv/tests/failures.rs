@@ -1,13 +1,11 @@
 //! Goal: what goes wrong is an error that names the node, at once, and harms nobody else.
 //! Method: servers that end, run out of memory or lie, and workers that vanish, over real sockets.
-#![allow(clippy::unwrap_used, reason = "tests")]
-
-mod support;
 
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use crate::support::{Servers, TIMEOUT, config, endpoint, handles, vans};
 use caravan_kv::node::{client, open};
 use caravan_kv::{
     Error, Handles, NodeConfig, SecretSource, ServerAddress, ServerThread, TableSpec, ValueType,
@@ -18,7 +16,6 @@ use caravan_van::{
     Arrival, Buffer, Draft, Endpoint, Event, FRAME_PREFIX, KeyRange, Message, PeerId, Secret,
     Values,
 };
-use support::{Servers, TIMEOUT, config, endpoint, handles, vans};
 
 /// A server's answer to the creation of a table.
 const CREATED: &[u8] = b"{\"number\":1}";

@@ -3,7 +3,6 @@
 //! Method: the real worker and server code on the simulated van. Serving takes simulated time, the
 //! same for each request, so that there is more work than time; half of the workers push more and
 //! larger requests than the others.
-#![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -2,19 +2,15 @@
 //! servers, the store, the width and the way keys are put into requests; rows begin with the
 //! table's initial values; hidden values never leave the server.
 //! Method: whole clusters on the simulated van, compared with the formulas on one thread.
-#![allow(clippy::unwrap_used, reason = "tests")]
-
-#[path = "support/simulated.rs"]
-mod cluster;
 
 use std::sync::atomic::Ordering;
 
+use crate::support::simulated::{Draws, connect, start, weather};
 use caravan_kv::filter::Draws as Uniform;
 use caravan_kv::server::{Origin, Rule};
 use caravan_kv::{Handles, Initial, Table, TableSpec, ValueType, Worker};
 use caravan_van::sim::{Faults, Network, for_each_seed};
 use caravan_van::{KeyRange, Value, bf16, f16};
-use cluster::{Draws, connect, start, weather};
 use serde_json::{Value as Json, json};
 
 const ARITHMETIC: [&str; 7] = ["add", "assign", "sub", "mul", "div", "min", "max"];

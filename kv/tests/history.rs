@@ -2,7 +2,6 @@
 //! it otherwise.
 //! Method: the histories of the papers, others with one event out of place, and histories of random
 //! schedules of the real controllers.
-#![allow(clippy::unwrap_used, reason = "tests")]
 
 use caravan_kv::consistency::{Consistency, Model};
 use caravan_kv::history::{Summary, Trouble, Violation, check};

@@ -3,23 +3,17 @@
 //! from a chain is named, and nothing that is deleted breaks one.
 //! Method: whole clusters on the simulated van, whose rows come and go and whose shards move, with
 //! a disk in memory. A failure prints its seed; `CARAVAN_SEED=<seed> cargo test` replays it.
-#![allow(clippy::unwrap_used, reason = "tests")]
-
-#[path = "support/simulated.rs"]
-mod cluster;
-#[path = "support/drive.rs"]
-mod drive;
 
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 
+use crate::support::drive::{Drive, export, stored};
+use crate::support::simulated::{Draws, connect, start, weather};
 use caravan_kv::checkpoint::{Checkpoints, Disk, Manifest};
 use caravan_kv::eviction::EvictionRule;
 use caravan_kv::{Handles, Placement, Table, TableSpec, ValueType, Worker};
 use caravan_van::KeyRange;
 use caravan_van::sim::{Network, for_each_seed};
-use cluster::{Draws, connect, start, weather};
-use drive::{Drive, export, stored};
 
 const KEYS: u64 = 200;
 

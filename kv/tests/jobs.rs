@@ -2,12 +2,10 @@
 //! with its driver and leaves nothing behind.
 //! Method: drivers on a simulated network attach to a cluster that another has started; over a real
 //! van, a driver in another thread does.
-#![allow(clippy::unwrap_used, reason = "tests")]
-
-mod support;
 
 use std::time::Duration;
 
+use crate::support::{node, vans};
 use caravan_kv::consistency::Model;
 use caravan_kv::{
     Answered, App, Apps, Asked, Cluster, ClusterConfig, Error, Group, Handles, Jobs, Launch,
@@ -15,7 +13,6 @@ use caravan_kv::{
 };
 use caravan_van::sim::{Faults, Network, for_each_seed};
 use serde_json::{Value, json};
-use support::{node, vans};
 
 /// Adds to table 1 of its job and counts its own tasks.
 #[derive(Default)]

@@ -3,24 +3,22 @@
 //! Method: the real worker and server code on the simulated van, with random lists that recur,
 //! servers that forget, and requests of all kinds in flight, compared with plain maps and counters
 //! of the savings.
-#![allow(clippy::unwrap_used, reason = "tests")]
-
-#[path = "support/simulated.rs"]
-mod cluster;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use crate::support::simulated::{self, Draws, connect, weather};
 use caravan_kv::{Error, Handles, ServerAddress, Table, TableSpec, Timestamp, ValueType, Worker};
 use caravan_van::Buffer;
 use caravan_van::sim::{Faults, Network, for_each_seed};
-use cluster::{Draws, connect, weather};
 
 /// Servers that remember `bytes` bytes of lists each.
 fn start(network: &Network, count: usize, bytes: usize) -> (Vec<ServerAddress>, Arc<AtomicBool>) {
-    cluster::start(network, count, &Handles::default(), move |server| server.remember_bytes(bytes))
+    simulated::start(network, count, &Handles::default(), move |server| {
+        server.remember_bytes(bytes)
+    })
 }
 
 fn sums() -> TableSpec {

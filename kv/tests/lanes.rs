@@ -2,25 +2,22 @@
 //! while a lane opens harms no request.
 //! Method: the real worker and server code on the simulated van. Lanes are counted at both ends;
 //! servers die, shards move and lanes are cut while others open. A failure prints its seed.
-#![allow(clippy::unwrap_used, reason = "tests")]
-
-#[path = "support/simulated.rs"]
-mod cluster;
-mod support;
 
 use std::net::TcpListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use crate::support::simulated::{
+    Draws, addresses, connect, server_endpoint, start, start_nodes, weather,
+};
+use crate::support::{config, vans};
 use caravan_kv::{
     Apps, Cluster, ClusterConfig, Error, Handles, Launch, Placement, ServerAddress, ServerThread,
     Table, TableSpec, ValueType, Van, Worker,
 };
 use caravan_van::KeyRange;
 use caravan_van::sim::{Faults, Network, for_each_seed};
-use cluster::{Draws, addresses, connect, server_endpoint, start, start_nodes, weather};
-use support::{config, vans};
 
 /// A table of 1000 keys in shards of even size, of which these server threads have one each.
 fn at(id: u32, owners: &[u32]) -> TableSpec {
@@ -151,7 +148,7 @@ fn a_server_that_cannot_be_reached_is_named_in_time() {
         let timeout = Duration::from_millis(300);
         let asks = |address: String| {
             let servers = [ServerAddress { name: "server 7 thread 2".to_owned(), address }];
-            let endpoint = support::endpoint(van, &config(4, 1 << 28));
+            let endpoint = crate::support::endpoint(van, &config(4, 1 << 28));
             let mut worker = Worker::new(endpoint, &servers, timeout).unwrap();
             worker.create_table(&at(1, &[0])).unwrap_err()
         };

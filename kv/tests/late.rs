@@ -2,12 +2,10 @@
 //! number of other requests, or never; it answers once.
 //! Method: a handle that keeps what it is told to, on server threads over real sockets; clusters on
 //! a simulated network for what is never answered and for workers that are gone.
-#![allow(clippy::unwrap_used, reason = "tests")]
-
-mod support;
 
 use std::time::Duration;
 
+use crate::support::{Servers, config, vans};
 use caravan_kv::consistency::{Admission, Model};
 use caravan_kv::filter::Filters;
 use caravan_kv::server::{Answers, Pulled, Request};
@@ -17,7 +15,6 @@ use caravan_kv::{
 };
 use caravan_van::sim::{Faults, Network};
 use caravan_van::{Pool, Value};
-use support::{Servers, config, vans};
 
 const GIB: usize = 1 << 30;
 

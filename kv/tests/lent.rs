@@ -2,12 +2,6 @@
 //! once is a copy. Method: a server thread on shared memory and a peer whose other thread goes on
 //! writing what it has lent; a worker whose server lends it a block, which the decoder refuses to
 //! read before it is copied.
-#![allow(clippy::unwrap_used, reason = "tests")]
-#![cfg(all(target_os = "linux", feature = "shm"))]
-
-#[path = "support/raw_lane.rs"]
-mod raw_lane;
-mod support;
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
@@ -16,12 +10,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
+use crate::support::raw_lane::RawLane;
+use crate::support::{Servers, TIMEOUT, config, endpoint};
 use caravan_kv::server::{Pulled, Request};
 use caravan_kv::{Handles, ServerAddress, Shard, TableSpec, ValueType, Van, Worker};
 use caravan_van::wire::{Coding, Kind};
 use caravan_van::{Arrival, Draft, PeerId, Pool, Shared, Values};
-use raw_lane::RawLane;
-use support::{Servers, TIMEOUT, config, endpoint};
 
 /// A server's answer to the creation of a table.
 const CREATED: &[u8] = b"{\"number\":1}";

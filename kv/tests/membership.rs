@@ -2,7 +2,6 @@
 //! seed, and whoever waits names the node that is lost.
 //! Method: whole clusters on a simulated network whose nodes are crashed, frozen or cut off at
 //! known times; what happens is written into a log with its time.
-#![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

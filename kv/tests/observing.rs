@@ -2,7 +2,6 @@
 //! slow.
 //! Method: whole clusters on the simulated network, whose workers compute for different times; a
 //! cluster of threads, of which a stranger asks.
-#![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::time::Duration;
 

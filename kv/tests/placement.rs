@@ -3,7 +3,6 @@
 //! slab and its own memory are.
 //!
 //! Tests that need two NUMA nodes are ignored: `ci/suites/numa` runs them in a machine with two.
-#![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::fs;
 

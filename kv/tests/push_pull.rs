@@ -1,15 +1,12 @@
 //! Goal: push and pull work as documented, for every kind of table, size and schedule, over every
 //! van between threads.
 //! Method: server threads and a worker over real sockets, compared with plain maps.
-#![allow(clippy::unwrap_used, reason = "tests")]
-
-mod support;
 
 use std::collections::BTreeMap;
 
+use crate::support::{Servers, config, handles, runs_over, vans};
 use caravan_kv::{Error, Store, TableSpec, ValueType, Van};
 use caravan_van::{Buffer, KeyRange, Value, bf16, f16};
-use support::{Servers, config, handles, runs_over, vans};
 
 const GIB: usize = 1 << 30;
 
@@ -227,9 +224,9 @@ fn wrong_arguments_are_errors_that_name_the_place() {
     assert_eq!(worker.wait(nothing).unwrap().values.unwrap().len(), 0);
     assert!(
         caravan_kv::Worker::connect(
-            support::endpoint(Van::Tcp, &config(1, GIB)),
+            crate::support::endpoint(Van::Tcp, &config(1, GIB)),
             &[],
-            support::TIMEOUT
+            crate::support::TIMEOUT
         )
         .is_err()
     );

@@ -1,5 +1,4 @@
 //! Goal: the page of variables is correct, and the front page's program is an example.
-#![allow(clippy::unwrap_used, reason = "tests")]
 
 use caravan_kv::config::VARS;
 

@@ -2,7 +2,6 @@
 //! others, or never; barriers are for groups; whoever waits names who is missing.
 //! Method: whole clusters on a simulated network, and one of threads over TCP; workers and servers
 //! report what they heard to the driver.
-#![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::time::Duration;
 

@@ -3,10 +3,7 @@
 //! wait fails. Method: whole clusters on a simulated network whose scheduler crashes at random
 //! times and comes back after random pauses; sums in a table and counts of requests are compared
 //! with what was done.
-#![allow(clippy::unwrap_used, reason = "tests")]
 
-#[path = "support/simulated.rs"]
-mod simulated;
 #[path = "../src/node/scheduler/state_store/small_disk.rs"]
 mod small_disk;
 
@@ -17,6 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use crate::support::simulated::Draws;
 use caravan_kv::node::{SchedulerClient, run_server, run_worker};
 use caravan_kv::{
     App, Apps, Asked, Cluster, ClusterConfig, Error, Group, Handler, Handles, Jobs, NodeConfig,
@@ -25,7 +23,6 @@ use caravan_kv::{
 use caravan_van::Secret;
 use caravan_van::sim::{Faults, Network, Node, for_each_seed};
 use serde_json::{Value, json};
-use simulated::Draws;
 
 const SERVERS: usize = 2;
 const WORKERS: usize = 3;

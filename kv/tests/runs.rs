@@ -2,14 +2,11 @@
 //! and sends hardly more than the values.
 //! Method: twin tables in two namespaces, one used by keys and one by runs, over every van, with
 //! filters, on clusters of several servers; the bytes on the wire are counted.
-#![allow(clippy::unwrap_used, reason = "tests")]
 
-mod support;
-
+use crate::support::{Servers, config, handles, vans};
 use caravan_kv::filter::Filters;
 use caravan_kv::{Error, Handles, Runs, Table, TableSpec, Timestamp, ValueType, Van, Worker};
 use caravan_van::{Buffer, KeyRange};
-use support::{Servers, config, vans};
 
 const GIB: usize = 1 << 30;
 
@@ -139,7 +136,7 @@ fn runs_are_their_keys_with_filters() {
 #[test]
 fn runs_wait_for_their_clock() {
     for van in vans() {
-        let servers = Servers::start(van, 1, &config(16, GIB), &support::handles());
+        let servers = Servers::start(van, 1, &config(16, GIB), &handles());
         let mut worker = servers.worker();
         let table = TableSpec::new(1, "clocked", ValueType::I64, 1).handle("clocked");
         let table = worker.create_table(&table).unwrap();

@@ -2,13 +2,10 @@
 //! and many in one message.
 //! Method: two workers take turns at a fixed sequence of requests, and what they read is compared
 //! with the tcp van's.
-#![allow(clippy::unwrap_used, reason = "tests")]
 
-mod support;
-
+use crate::support::{Servers, config, handles, vans};
 use caravan_kv::{Store, TableSpec, Timestamp, ValueType, Van, Worker};
 use caravan_van::{Buffer, KeyRange, Value, bf16, f16};
-use support::{Servers, config, handles, vans};
 
 const GIB: usize = 1 << 30;
 

@@ -2,20 +2,16 @@
 //! them without the network, and the table's model between processes.
 //! Method: processes are nodes of the simulated network, whose threads are real ones; what a thread
 //! reads tells which increments it has seen, and counters tell what was sent.
-#![allow(clippy::unwrap_used, reason = "tests")]
-
-#[path = "support/simulated.rs"]
-mod cluster;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use crate::support::simulated::{Draws, connect, start, weather};
 use caravan_kv::consistency::Model;
 use caravan_kv::{Error, Handles, Shared, Sharer, Sharing, TableSpec, ValueType, Worker};
 use caravan_van::KeyRange;
 use caravan_van::sim::{Network, for_each_seed};
-use cluster::{Draws, connect, start, weather};
 
 const SERVERS: usize = 2;
 

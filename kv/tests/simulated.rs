@@ -3,15 +3,12 @@
 //! Method: the real worker and server code on the simulated van, random schedules from a seed,
 //! compared with plain models. A failure prints its seed; `CARAVAN_SEED=<seed> cargo test` replays
 //! it.
-#![allow(clippy::unwrap_used, reason = "tests")]
-
-#[path = "support/simulated.rs"]
-mod cluster;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use crate::support::simulated::{Draws, connect, start, weather};
 use caravan_kv::consistency::Admission;
 use caravan_kv::server::{Pulled, Request};
 use caravan_kv::{
@@ -20,7 +17,6 @@ use caravan_kv::{
 };
 use caravan_van::sim::{Faults, Hosts, Network, Node, for_each_seed};
 use caravan_van::{Buffer, Pool};
-use cluster::{Draws, connect, start, weather};
 
 /// The expected answer of an outstanding request.
 enum Expected {

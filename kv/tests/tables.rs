@@ -3,16 +3,13 @@
 //! Method: several workers create, use and drop tables of one number on simulated networks, with
 //! values that tell which table answers; over real vans, the memory of servers and workers is
 //! counted.
-#![allow(clippy::unwrap_used, reason = "tests")]
-
-#[path = "support/simulated.rs"]
-mod cluster;
-mod support;
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::mpsc;
 
+use crate::support::simulated::{Draws, connect, start, weather};
+use crate::support::{Servers, TIMEOUT, config, endpoint, handles, vans};
 use allocation_counter::measure;
 use caravan_kv::filter::Filters;
 use caravan_kv::{
@@ -21,8 +18,6 @@ use caravan_kv::{
 };
 use caravan_van::KeyRange;
 use caravan_van::sim::{Network, for_each_seed};
-use cluster::{Draws, connect, start, weather};
-use support::{Servers, TIMEOUT, config, endpoint, handles, vans};
 
 const GIB: usize = 1 << 30;
 

@@ -2,7 +2,6 @@
 //! worker by itself; graphs are shipped, and virtual tasks are finished by their driver. Where one
 //! worker fails the others wait for it no longer.
 //! Method: whole clusters on the simulated network, whose apps write into a log.
-#![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

@@ -3,24 +3,19 @@
 //! Method: real servers on a van, and whole clusters on the simulated van, beside the same steps on
 //! vectors in memory. A failure of a simulation prints its seed; `CARAVAN_SEED=<seed> cargo test`
 //! replays it.
-#![allow(clippy::unwrap_used, reason = "tests")]
-
-#[path = "support/simulated.rs"]
-mod cluster;
-mod support;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use crate::support::simulated::{Draws, connect, start, weather};
+use crate::support::{Servers, any, config};
 use caravan_kv::checkpoint::{Checkpoints, Folder};
 use caravan_kv::vector::{self, ExactSum, Step, Vector, Vectors};
 use caravan_kv::{Handles, Placement, Runs, Table, TableSpec, ValueType, Worker};
 use caravan_van::Value;
 use caravan_van::sim::{Faults, Network, for_each_seed};
-use cluster::{Draws, connect, start, weather};
 use half::{bf16, f16};
-use support::{Servers, any, config};
 
 const LENGTH: u64 = 150;
 const COUNT: u32 = 4;

@@ -2,18 +2,15 @@
 //! commands behave like other requests.
 //! Method: server threads and a worker over real sockets, with shards that park pulls until their
 //! clock has come.
-#![allow(clippy::unwrap_used, reason = "tests")]
-
-mod support;
 
 use std::cell::RefCell;
 use std::rc::Rc;
 
+use crate::support::{Servers, config, handles, vans};
 use caravan_kv::consistency::Admission;
 use caravan_kv::server::{Pulled, Request};
 use caravan_kv::{Error, Handles, Shard, TableSpec, Timestamp, ValueType, Van, Worker};
 use caravan_van::Pool;
-use support::{Servers, config, handles, vans};
 
 const GIB: usize = 1 << 30;
 

@@ -20,6 +20,8 @@ pub use handle::{
 };
 pub use owed::Answers;
 pub use shard::{Extract, Part, Pulled, Request, Shard};
+#[doc(hidden)]
+pub use tables::LogStep;
 pub(crate) use tables::Served;
 pub use tables::{ChainCounters, Copies, MoveCounters, MoveStep, ShardStep};
 pub(crate) use tables::{Destination, SentBack};

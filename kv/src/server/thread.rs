@@ -16,7 +16,7 @@ use caravan_van::{Counters, Endpoint};
 
 use self::service::ShardService;
 use super::handle::Handles;
-use super::tables::{ChainCounters, Copies, MoveCounters, ShardStep};
+use super::tables::{ChainCounters, Copies, LogStep, MoveCounters, ShardStep};
 use crate::error::Result;
 use crate::filter::Traffic;
 use crate::membership::Membership;
@@ -106,6 +106,13 @@ impl ServerThread {
     /// How far the copies of this thread's shards are.
     pub fn copies(&self) -> Copies {
         self.service.tables.copies()
+    }
+
+    /// How far the logs of this thread's shards with copies have come, for tests that look at them
+    /// after each event.
+    #[doc(hidden)]
+    pub fn logs(&self) -> Vec<LogStep> {
+        self.service.tables.logs()
     }
 
     /// Serves until `stop` is set.

@@ -9,8 +9,8 @@ use caravan_kv::{TableSpec, ValueType};
 use caravan_van::KeyRange;
 use caravan_van::sim::for_each_seed;
 
-use crate::cluster::Draws;
-use crate::{Histories, pull, run};
+use super::{Histories, pull, run};
+use crate::support::simulated::Draws;
 
 /// What worker `rank` adds in iteration `clock` to the sum that it has read.
 fn contribution(rank: u64, clock: u64, sum: f32) -> f32 {

@@ -8,8 +8,8 @@ use caravan_kv::consistency::Model;
 use caravan_kv::{Handles, Worker};
 use caravan_van::sim::{Faults, Network, for_each_seed};
 
-use crate::cluster::{Draws, connect, start};
-use crate::{Histories, SERVERS, counters, key, run};
+use super::{Histories, SERVERS, counters, key, run};
+use crate::support::simulated::{Draws, connect, start};
 
 /// The keys that a worker reads and writes in an iteration.
 fn plan(seed: u64, rank: u64, clock: u64) -> Vec<u64> {

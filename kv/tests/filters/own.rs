@@ -7,8 +7,8 @@ use caravan_kv::filter::{Draws, Filter, OwnFilters, Stage};
 use caravan_kv::{TableSpec, ValueType, Worker};
 use serde_json::json;
 
+use super::{own, pull, servers, table};
 use crate::support::Servers;
-use crate::{own, pull, servers, table};
 
 fn worker(servers: &Servers) -> Worker {
     let mut worker = servers.worker();

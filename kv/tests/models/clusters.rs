@@ -13,8 +13,8 @@ use caravan_kv::{
 use caravan_van::KeyRange;
 use caravan_van::sim::{Faults, Network};
 
-use crate::cluster::{Draws, connect, start};
-use crate::mutants::{FAULTS, Fault, Protocol};
+use super::mutants::{FAULTS, Fault, Protocol};
+use crate::support::simulated::{Draws, connect, start};
 
 const WORKERS: u64 = 3;
 const ITERATIONS: u64 = 5;

@@ -2,7 +2,7 @@
 
 use caravan_kv::consistency::{Asp, Bsp, DataCentric};
 
-use crate::program::{Form, Formula, Shape, admitted, allowed, released};
+use super::program::{Form, Formula, Shape, admitted, allowed, released};
 
 /// Histories of one shape under BSP, under δ = 0, 1 and 2, and without constraints. 0 stands for a
 /// number that is not known.

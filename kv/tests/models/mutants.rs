@@ -11,7 +11,7 @@ use caravan_kv::consistency::{
     Access, Controller, DataCentric, Members, Parked, Refusal, Verdict, WaitReason,
 };
 
-use crate::program::{Form, Formula, Op, Program, Shape, admitted, allowed, join_all};
+use super::program::{Form, Formula, Op, Program, Shape, admitted, allowed, join_all};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Fault {

@@ -1,6 +1,5 @@
 //! A disk in memory that loses, tears and cuts off what was not synced when its power goes, is
 //! full, or has places that cannot be read; and what tests of checkpoints ask of what is on it.
-#![allow(dead_code, reason = "every test binary uses a part of it")]
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -9,7 +8,7 @@ use std::io::{self, Cursor, Read};
 use caravan_kv::Error;
 use caravan_kv::checkpoint::{Checkpoints, Disk, SavedTable};
 
-use crate::cluster::Draws;
+use super::simulated::Draws;
 
 /// A damaged place.
 struct Unreadable;

@@ -8,7 +8,7 @@ use caravan_kv::{TableSpec, ValueType, Worker};
 use caravan_van::KeyRange;
 use caravan_van::sim::Network;
 
-use crate::cluster::Draws;
+use super::simulated::Draws;
 
 pub(crate) const KEYS: u64 = 200;
 pub(crate) const WORKERS: u64 = 3;

@@ -1,6 +1,12 @@
-//! Server threads and workers over real sockets, without a scheduler.
-#![allow(dead_code, unused_imports, reason = "every test binary uses a part of it")]
+//! Server threads and workers over real sockets, without a scheduler; and what else tests share.
 
+pub(crate) mod drive;
+pub(crate) mod iterations;
+#[allow(clippy::duplicate_mod, reason = "fuzz targets have it by its path")]
+pub(crate) mod own_filters;
+pub(crate) mod raw_lane;
+pub(crate) mod simulated;
+pub(crate) mod ticks;
 mod vans;
 
 use std::sync::Arc;
@@ -16,7 +22,7 @@ use caravan_kv::server::{Pulled, Request};
 use caravan_kv::{Handles, ServerAddress, ServerThread, Shard, Van, Worker};
 use caravan_van::{Endpoint, Identity, Pool, VanConfig};
 
-pub(crate) use vans::{any, auto_may_take, device, node, rdma, runs_over, vans};
+pub(crate) use vans::{any, auto_may_take, node, rdma, runs_over, vans};
 
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
 

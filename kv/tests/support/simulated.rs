@@ -1,6 +1,5 @@
 //! Server threads and workers on a simulated network, without a scheduler; and servers that join a
 //! cluster with one.
-#![allow(dead_code, reason = "every test binary uses a part of it")]
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;

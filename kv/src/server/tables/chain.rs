@@ -340,6 +340,16 @@ impl Chain {
         }
     }
 
+    /// The thread's place in the chain.
+    pub(super) fn place(&self, chains: &Chains, index: usize) -> Option<usize> {
+        chains.view.chain(self.first, self.replicas).position(|thread| thread == index)
+    }
+
+    /// By node and incarnation of a worker, the timestamp of the last input that was applied.
+    pub(super) fn applied(&self) -> BTreeMap<(u32, u64), u64> {
+        self.applied.timestamps().collect()
+    }
+
     pub(super) fn is_whole(&self) -> bool {
         self.is_whole
     }

@@ -23,6 +23,22 @@ pub struct Copies {
     pub coming: usize,
 }
 
+/// How far the log of a shard with copies has come at a server thread.
+#[doc(hidden)]
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LogStep {
+    /// Id of its table.
+    pub table: u32,
+    /// Its keys.
+    pub range: KeyRange,
+    /// The thread's place in the chain, as far as it knows; `None` if it has none any more.
+    pub place: Option<usize>,
+    /// Whether all rows are here.
+    pub is_whole: bool,
+    /// By node and incarnation of a worker, the timestamp of the last input that was applied.
+    pub applied: BTreeMap<(u32, u64), u64>,
+}
+
 /// What a server thread serves of a table, in its answer to [`Op::Served`](crate::op::Op::Served).
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Served {
@@ -60,6 +76,22 @@ impl Tables {
             coming: sum.coming + usize::from(self.is_coming(entry)),
             ..sum
         })
+    }
+
+    /// How far the logs of this thread's shards with copies have come.
+    pub(in crate::server) fn logs(&self) -> Vec<LogStep> {
+        let Tables { entries, chains, index, .. } = self;
+        let log = |entry: &Replica| {
+            let chain = entry.chain.as_ref()?;
+            Some(LogStep {
+                table: entry.spec.id,
+                range: entry.range,
+                place: chain.place(chains, *index),
+                is_whole: chain.is_whole(),
+                applied: chain.applied(),
+            })
+        };
+        entries.iter().filter_map(log).collect()
     }
 
     /// What this thread serves, by number of the table.

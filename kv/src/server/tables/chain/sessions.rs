@@ -118,6 +118,12 @@ impl Sessions {
         self.applied.iter().map(|(sender, applied)| (*sender, applied.clone())).collect()
     }
 
+    /// By worker, the last timestamp.
+    pub(super) fn timestamps(&self) -> impl Iterator<Item = ((u32, u64), u64)> + '_ {
+        let last = |(of, it): (&Sender, &Applied)| ((of.node, of.incarnation), it.timestamp);
+        self.applied.iter().map(last)
+    }
+
     /// Records that something of a worker was applied that may be applied again when it comes
     /// again.
     pub(super) fn note(&mut self, sender: Sender) {

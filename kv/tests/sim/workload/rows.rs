@@ -1,29 +1,14 @@
-//! Goal: a table with replicas in which rows come and go has the same rows after the loss of a
-//! server as without: no acknowledged push is lost or counts twice, no row comes back that went,
-//! and none goes that stays. Method: the real worker and server code on the simulated van. Servers
-//! crash, and lanes break, at drawn instants; a shard of one thread without a network gets the
-//! same pushes. A failure prints its seed; `CARAVAN_SEED=<seed> cargo test` replays it.
-#![allow(clippy::unwrap_used, reason = "tests")]
-
-#[path = "support/simulated.rs"]
-mod cluster;
-#[path = "support/oracle.rs"]
-mod oracle;
+//! Tables whose rows come and go. A shard of one thread without a network gets the same pushes.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use caravan_kv::eviction::EvictionRule;
-use caravan_kv::server::{ChainCounters, Extract, Request};
-use caravan_kv::{
-    Handles, Placement, ServerAddress, ServerThread, Shard, Table, TableSpec, ValueType, Worker,
-};
-use caravan_van::sim::{Faults, Network, for_each_seed};
+use caravan_kv::server::{Extract, Request};
+use caravan_kv::{Handles, Placement, Shard, Table, TableSpec, ValueType, Worker};
 use caravan_van::{KeyRange, Pool, Value};
-use cluster::{Draws, connect, server_endpoint};
-use oracle::Oracle;
+
+use crate::sim::Hand;
+use crate::support::simulated::Draws;
 
 const KEYS: u64 = 1000;
 
@@ -33,20 +18,9 @@ const WIDTH: u32 = 32;
 /// Rounds of a worker, at least and at most; between them it waits for faults to come.
 const ROUNDS: [u64; 2] = [25, 1000];
 
-fn start(
-    network: &Network,
-    oracle: &Oracle,
-    count: usize,
-) -> (Vec<ServerAddress>, Arc<AtomicBool>) {
-    oracle.start(network, count, move |network, index| {
-        let endpoint = server_endpoint(network, index as u32);
-        ServerThread::new(endpoint, index, count, Handles::default()).move_by(4000)
-    })
-}
-
 /// Tables of all kinds; the last one has rows of their own lengths. Those of the first worker alone
 /// come first, then one that all share.
-fn tables(replicas: u32) -> Vec<TableSpec> {
+pub(crate) fn tables(replicas: u32) -> Vec<TableSpec> {
     let none = EvictionRule::default();
     let capped = EvictionRule { bytes_max: Some(600_000), ..none };
     let evictions = [
@@ -182,16 +156,24 @@ fn pull(worker: &mut Worker, table: Table) -> BTreeMap<u64, i64> {
     firsts
 }
 
+/// Does what a worker does, and returns what it has seen, and all rows of the shared table at last.
+pub(crate) fn work(hand: &mut Hand<'_>, replicas: u32) -> ([usize; 2], BTreeMap<u64, i64>) {
+    let specs = tables(replicas);
+    let (shared, own) = specs.split_last().unwrap();
+    let mut seen = [0; 2];
+    match hand.rank {
+        0 => seen = work_alone(hand, own),
+        _ => work_among_others(hand, shared),
+    }
+    hand.end();
+    let shared = hand.create(shared);
+    (seen, pull(&mut hand.worker, shared))
+}
+
 /// Pushes to tables of its own, which have to have the rows of a shard without a network. Returns
 /// how many pushes were refused, and how many rows went.
-fn work_alone(
-    network: &Network,
-    worker: &mut Worker,
-    oracle: &Oracle,
-    specs: &[TableSpec],
-    seed: u64,
-) -> [usize; 2] {
-    let mut draws = Draws(seed);
+fn work_alone(hand: &mut Hand<'_>, specs: &[TableSpec]) -> [usize; 2] {
+    let Hand { network, worker, oracle, draws, seed, .. } = hand;
     let tables: Vec<Table> = specs.iter().map(|it| worker.create_table(it).unwrap()).collect();
     let pairs = tables.iter().zip(specs);
     let mut references: Vec<_> =
@@ -203,12 +185,12 @@ fn work_alone(
         if round >= ROUNDS[0] && oracle.is_calm() {
             break;
         }
-        network.sleep(Duration::from_micros(draws.below(600)));
+        network.sleep(std::time::Duration::from_micros(draws.below(600)));
         worker.set_clock(round / 2);
         let mut waiting = Vec::new();
         for _ in 0..1 + draws.below(4) {
             let of = draws.below(specs.len() as u64) as usize;
-            let push = Push::draw(&mut draws, round / 2, specs[of].width, |_| true);
+            let push = Push::draw(draws, round / 2, specs[of].width, |_| true);
             if push.keys.is_empty() {
                 continue;
             }
@@ -239,14 +221,8 @@ fn work_alone(
 }
 
 /// Pushes to keys of its own in a table of all: once a row has come it counts on, or begins anew.
-fn work_among_others(
-    network: &Network,
-    worker: &mut Worker,
-    oracle: &Oracle,
-    spec: &TableSpec,
-    [seed, node]: [u64; 2],
-) {
-    let mut draws = Draws(seed << 8 | node);
+fn work_among_others(hand: &mut Hand<'_>, spec: &TableSpec) {
+    let Hand { network, worker, oracle, draws, seed, rank: node, .. } = hand;
     let table = worker.create_table(spec).unwrap();
     oracle.begin();
     let mut sums = BTreeMap::new();
@@ -254,8 +230,8 @@ fn work_among_others(
         if round >= ROUNDS[0] && oracle.is_calm() {
             break;
         }
-        network.sleep(Duration::from_micros(draws.below(600)));
-        let push = Push::draw(&mut draws, round, spec.width, |key| key % 3 == node);
+        network.sleep(std::time::Duration::from_micros(draws.below(600)));
+        let push = Push::draw(draws, round, spec.width, |key| key % 3 == *node);
         let made = worker.push_pull(table, &push.keys, &push.values).unwrap();
         let rows = worker.wait(made).unwrap().values::<i64>().to_vec();
         for (key, row) in push.keys.iter().zip(rows.chunks_exact(WIDTH as usize)) {
@@ -264,94 +240,5 @@ fn work_among_others(
             assert!(row[0] == had + 1 || is_new, "seed {seed}, key {key}: {had}, {}", row[0]);
             assert!(row.iter().all(|value| *value == row[0]), "seed {seed}: half a push");
         }
-    }
-}
-
-/// Servers die one after the other until one is left, each when the copies of those before were
-/// made good, or as many as there are copies at any time; between that lanes break.
-fn act(network: &Network, oracle: &Oracle, [servers, replicas]: [u64; 2], draws: &mut Draws) {
-    let waits = draws.below(2) == 0;
-    let losses = if waits { servers - 1 } else { replicas };
-    for _ in 0..losses {
-        network.sleep(Duration::from_micros(draws.below(9000)));
-        if draws.below(2) == 0 {
-            let [one, other] = [draws.below(servers), draws.below(servers)];
-            if one != other {
-                let pause = Duration::from_millis(5 + draws.below(10));
-                network.cut(&format!("server {one}"), &format!("server {other}"), pause);
-            }
-            network.cut("worker 0", &format!("server {one}"), Duration::from_millis(5));
-        }
-        if waits {
-            oracle.wait_for_copies(network);
-        }
-        let server = oracle.living(draws.below(servers), servers);
-        network.crash(&format!("server {server}"));
-        network.sleep(Duration::from_micros(500 + draws.below(5000)));
-        oracle.lose(server);
-    }
-    oracle.calm_down();
-}
-
-/// One run; returns the counters of its servers, how many pushes were refused, and how many rows
-/// went.
-fn run(seed: u64) -> (ChainCounters, [usize; 2]) {
-    let detection = Duration::from_millis(4);
-    let network = Network::new(seed, Faults { detection, ..Faults::jittery() });
-    let mut draws = Draws(seed);
-    let (servers, workers) = (3 + draws.below(2), 3);
-    let replicas = 1 + draws.below(2) as u32;
-    let oracle = Oracle::default();
-    let (addresses, stop) = start(&network, &oracle, servers as usize);
-    let nodes: Vec<_> = (0..workers)
-        .map(|node| {
-            let (addresses, oracle) = (addresses.clone(), oracle.clone());
-            network.spawn(&format!("worker {node}"), move |network| {
-                let mut worker = oracle.tell(connect(network, 100 + node as u32, &addresses));
-                let specs = tables(replicas);
-                let (shared, own) = specs.split_last().unwrap();
-                let seen = match node {
-                    0 => work_alone(network, &mut worker, &oracle, own, seed),
-                    _ => {
-                        work_among_others(network, &mut worker, &oracle, shared, [seed, node]);
-                        [0; 2]
-                    }
-                };
-                oracle.end(network, workers);
-                let shared = worker.create_table(shared).unwrap();
-                (seen, pull(&mut worker, shared))
-            })
-        })
-        .collect();
-    let fate = {
-        let oracle = oracle.clone();
-        network.spawn("fate", move |network| {
-            oracle.wait_for_workers(network, workers);
-            act(network, &oracle, [servers, replicas.into()], &mut draws);
-        })
-    };
-    fate.join().unwrap_or_else(|stopped| panic!("seed {seed}: {stopped}"));
-    let joined = nodes.into_iter().map(|node| node.join());
-    let joined: Vec<_> =
-        joined.map(|it| it.unwrap_or_else(|stopped| panic!("seed {seed}: {stopped}"))).collect();
-    assert!(joined.iter().all(|(_, rows)| *rows == joined[0].1), "seed {seed}: all read the same");
-    stop.store(true, Ordering::Relaxed);
-    network.sleep(Duration::from_millis(2));
-    (oracle.counters(), joined[0].0)
-}
-
-#[test]
-fn rows_come_and_go_alike_on_all_copies() {
-    let (mut sum, mut seen) = (ChainCounters::default(), [0; 2]);
-    for_each_seed(60, |seed| {
-        let (counters, here) = run(seed);
-        sum += counters;
-        seen.iter_mut().zip(here).for_each(|(sum, here)| *sum += here);
-    });
-    let [refused, gone] = seen;
-    println!("{sum:?}, {refused} pushes were refused, {gone} rows went");
-    if std::env::var("CARAVAN_SEED").is_err() {
-        assert!(sum.copied > 0 && sum.pieces > sum.copied && sum.repeated > 0);
-        assert!(refused > 0 && gone > 0);
     }
 }

@@ -2,25 +2,22 @@
 //! come soon, nothing is left behind.
 //! Method: this program starts itself again in the roles of servers and workers, which are then
 //! killed, kept out or left alone.
-#![allow(clippy::unwrap_used, reason = "tests")]
-
-#[path = "support/processes.rs"]
-mod processes;
-mod support;
 
 use std::io::{Read, Write};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::harness::{
+    SOON, Test, config, ends_within, launch, lives, pid_of, pids, signal, tests, this_program,
+};
+use crate::vans::vans;
 use caravan_kv::node::{SchedulerClient, run_worker};
 use caravan_kv::{
     App, Apps, Cluster, Error, Handles, JobRole, Launch, SecretSource, TableSpec, Target,
     ValueType, Van, WorkerNode,
 };
 use caravan_van::Secret;
-use processes::{SOON, config, ends_within, launch, lives, pid_of, pids, signal, this_program};
 use serde_json::{Value, json};
-use support::vans;
 
 /// What workers can be told to do.
 enum Job {
@@ -68,16 +65,15 @@ impl App for Job {
     }
 }
 
-fn apps() -> Apps {
-    Apps::default()
-        .with("forever", || Box::new(Job::Forever))
+pub(crate) fn with_apps(apps: Apps) -> Apps {
+    apps.with("forever", || Box::new(Job::Forever))
         .with("barrier", || Box::new(Job::Barrier))
         .with("fail", || Box::new(Job::Fail))
         .with("panic", || Box::new(Job::Panic))
 }
 
 /// Handles with one that panics at the first push.
-fn handles() -> Handles {
+pub(crate) fn handles() -> Handles {
     let panics = |_: &_| |_key: u64, _: &mut [f64], _: &[f64]| panic!("as the test wants it");
     Handles::default().with_rule::<f64, _>("panics", panics)
 }
@@ -130,7 +126,7 @@ fn first_line(process: &mut std::process::Child) -> Value {
 fn another_process_runs_a_job() {
     let mut cluster = launch(&config(2, 2));
     let mut other = Command::new(this_program());
-    other.arg("driver").stdout(Stdio::piped());
+    other.arg("lifetime::drive").stdout(Stdio::piped());
     let mut other = caravan_kv::cluster::spawn_node(&mut other, cluster.config()).unwrap();
     assert_eq!(first_line(&mut other), json!([0, 1]));
     other.kill().unwrap();
@@ -161,7 +157,7 @@ fn another_process_runs_a_job() {
 fn nodes_end_with_their_scheduler() {
     let mut driver = Command::new(this_program());
     let mut driver =
-        driver.arg("driver").stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        driver.arg("lifetime::drive").stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     let pids: Vec<u32> = serde_json::from_value(first_line(&mut driver)).unwrap();
     assert!(pids.len() == 2 && pids.iter().all(|pid| lives(*pid)));
     driver.kill().unwrap();
@@ -172,7 +168,7 @@ fn nodes_end_with_their_scheduler() {
 /// The role of a driver that is killed: prints its nodes, and then does nothing.
 /// A driver whose cluster is gone when this process is killed, or one that joins the cluster of
 /// another process and tells what the workers answered.
-fn drive() {
+pub(crate) fn drive() {
     if std::env::var_os("CARAVAN_SCHEDULER").is_some() {
         let node = caravan_kv::ClusterConfig::from_env().unwrap().node;
         let mut cluster = Cluster::attach(&node, "outside").unwrap();
@@ -266,7 +262,7 @@ fn an_unreachable_scheduler_is_named() {
     config.scheduler = "127.0.0.1:1".to_owned();
     config.join_timeout = Duration::from_secs(1);
     let began = Instant::now();
-    let error = run_worker(&config, None, &apps(), false).unwrap_err().to_string();
+    let error = run_worker(&config, None, &Apps::default(), false).unwrap_err().to_string();
     assert!(error.contains("127.0.0.1:1, tried") && error.contains("refused"), "{error}");
     assert!(began.elapsed() < SOON);
 }
@@ -277,7 +273,7 @@ fn a_launched_node_does_not_outlive_its_scheduler() {
     config.scheduler = "127.0.0.1:1".to_owned();
     config.launched = true;
     let began = Instant::now();
-    let error = run_worker(&config, None, &apps(), false).unwrap_err();
+    let error = run_worker(&config, None, &Apps::default(), false).unwrap_err();
     let Error::NodeLost { node, reason } = &error else { panic!("{error}") };
     assert!(node.contains("127.0.0.1:1") && reason.contains("refused"), "{error}");
     assert!(began.elapsed() < SOON && SOON < config.join_timeout);
@@ -378,19 +374,21 @@ fn strangers_and_surplus_nodes_are_refused_and_told_why() {
     for launched in [false, true] {
         // It may come too early if nobody has launched it: its own scheduler may still come.
         stranger.launched = launched;
-        let error = beside(&mut scheduler, || run_worker(&stranger, None, &apps(), false));
+        let error = beside(&mut scheduler, || run_worker(&stranger, None, &Apps::default(), false));
         let error = error.unwrap_err();
         assert_eq!(matches!(&error, Error::NodeLost { .. }), launched, "{error}");
         assert!(error.to_string().contains("it refused this node"), "{error}");
     }
     for (rank, words) in [(Some(1), "no place for worker 1"), (Some(7), "no place for worker 7")] {
-        let error = beside(&mut scheduler, || run_worker(&config.node, rank, &apps(), false));
+        let error =
+            beside(&mut scheduler, || run_worker(&config.node, rank, &Apps::default(), false));
         let error = error.unwrap_err().to_string();
         assert!(error.contains(words) && error.contains("has 1"), "{error}");
     }
     // A node that leaves before all have joined makes room for another.
     for _ in 0..2 {
-        let error = beside(&mut scheduler, || run_worker(&config.node, Some(0), &apps(), false));
+        let error =
+            beside(&mut scheduler, || run_worker(&config.node, Some(0), &Apps::default(), false));
         assert!(matches!(error, Err(Error::Timeout { .. })), "{error:?}");
         std::thread::sleep(Duration::from_millis(100));
         scheduler.poll().unwrap();
@@ -467,23 +465,21 @@ fn an_idle_cluster_costs_nothing_and_stays_together() {
     cluster.shutdown().unwrap();
 }
 
-fn main() -> ExitCode {
-    let tests: &[(&str, fn())] = processes::tests![
-        a_killed_server_ends_the_run,
-        a_killed_worker_ends_the_run,
-        nodes_end_with_their_scheduler,
-        another_process_runs_a_job,
-        missing_nodes_are_named,
-        a_driver_that_computes_keeps_nobody_waiting,
-        children_that_end_early_are_named,
-        an_unreachable_scheduler_is_named,
-        a_launched_node_does_not_outlive_its_scheduler,
-        a_launched_node_does_not_outlive_its_launcher,
-        a_server_whose_thread_panicked_ends,
-        only_server_threads_and_the_scheduler_listen,
-        strangers_and_surplus_nodes_are_refused_and_told_why,
-        barriers_name_who_is_missing_and_are_not_confused_by_it,
-        an_idle_cluster_costs_nothing_and_stays_together,
-    ];
-    processes::main(tests, &handles(), &apps(), drive)
-}
+/// The tests of this module.
+pub(crate) const TESTS: &[Test] = tests![
+    a_killed_server_ends_the_run,
+    a_killed_worker_ends_the_run,
+    nodes_end_with_their_scheduler,
+    another_process_runs_a_job,
+    missing_nodes_are_named,
+    a_driver_that_computes_keeps_nobody_waiting,
+    children_that_end_early_are_named,
+    an_unreachable_scheduler_is_named,
+    a_launched_node_does_not_outlive_its_scheduler,
+    a_launched_node_does_not_outlive_its_launcher,
+    a_server_whose_thread_panicked_ends,
+    only_server_threads_and_the_scheduler_listen,
+    strangers_and_surplus_nodes_are_refused_and_told_why,
+    barriers_name_who_is_missing_and_are_not_confused_by_it,
+    an_idle_cluster_costs_nothing_and_stays_together,
+];

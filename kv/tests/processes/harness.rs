@@ -1,15 +1,13 @@
-//! Clusters of real processes: a test binary without harness that starts itself again as the nodes.
-#![allow(dead_code, reason = "every test binary uses a part of it")]
+//! Clusters of real processes: a program without harness that starts itself again as the nodes.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
-use caravan_kv::node::{run_server, run_worker};
-use caravan_kv::{Apps, Cluster, ClusterConfig, Handles, Launch, Result};
+use caravan_kv::{Cluster, ClusterConfig, Launch};
 
-use crate::support;
+use crate::vans::{any, node};
 
 /// How long a process without purpose may take to end.
 pub(crate) const SOON: Duration = Duration::from_secs(5);
@@ -19,7 +17,7 @@ pub(crate) fn this_program() -> PathBuf {
 }
 
 pub(crate) fn config(servers: usize, workers: usize) -> ClusterConfig {
-    let node = support::node(support::any());
+    let node = node(any());
     let mut config = ClusterConfig { servers, workers, node, ..ClusterConfig::default() };
     config.node.pin = false;
     config.node.join_timeout = Duration::from_secs(60);
@@ -76,43 +74,21 @@ pub(crate) fn ends_within(patience: Duration, pids: &[u32]) {
     }
 }
 
-/// Plays the role that the command line names, or runs the tests whose names contain one of its
-/// words, all if there is none. `drive` is the role of a driver that the test does not play itself.
-pub(crate) fn main(
-    tests: &[(&str, fn())],
-    handles: &Handles,
-    apps: &Apps,
-    drive: fn(),
-) -> ExitCode {
-    let arguments: Vec<_> = std::env::args().skip(1).collect();
-    let role = arguments.first().map_or("", String::as_str);
-    let rank = arguments.get(2).and_then(|rank| rank.parse().ok());
-    let node = || ClusterConfig::from_env().unwrap();
-    let ended: Result<()> = match role {
-        "server" => run_server(&node().node, rank, node().threads, handles, true),
-        "worker" => run_worker(&node().node, rank, apps, true),
-        "driver" => {
-            drive();
-            Ok(())
-        }
-        _ => return run(tests, &arguments),
-    };
-    match ended {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{role} {rank:?}: {error}");
-            ExitCode::FAILURE
-        }
-    }
-}
+/// A test, by its path.
+pub(crate) type Test = (&'static str, fn());
 
-fn run(tests: &[(&str, fn())], arguments: &[String]) -> ExitCode {
-    let filters: Vec<_> = arguments.iter().filter(|argument| !argument.starts_with('-')).collect();
+/// Runs the tests whose names contain one of these words, all if there is none, or lists them.
+pub(crate) fn run(tests: &[Test], arguments: &[String]) -> ExitCode {
+    let words: Vec<_> = arguments.iter().filter(|argument| !argument.starts_with('-')).collect();
+    let is_wanted = |name: &str| words.is_empty() || words.iter().any(|word| name.contains(*word));
+    let tests = tests.iter().map(|(path, test)| (path.split_once("::").unwrap().1, test));
+    let wanted = tests.filter(|(name, _)| is_wanted(name));
+    if arguments.iter().any(|argument| argument == "--list") {
+        wanted.for_each(|(name, _)| println!("{name}: test"));
+        return ExitCode::SUCCESS;
+    }
     let (mut passed, mut failed) = (0, 0);
-    for (name, test) in tests {
-        if !filters.is_empty() && !filters.iter().any(|filter| name.contains(filter.as_str())) {
-            continue;
-        }
+    for (name, test) in wanted {
         let outcome = catch_unwind(AssertUnwindSafe(test));
         println!("test {name} ... {}", if outcome.is_ok() { "ok" } else { "FAILED" });
         *if outcome.is_ok() { &mut passed } else { &mut failed } += 1;
@@ -122,8 +98,10 @@ fn run(tests: &[(&str, fn())], arguments: &[String]) -> ExitCode {
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Names a test.
+/// Names tests by their paths.
 macro_rules! tests {
-    ($($name:ident),* $(,)?) => { &[$((stringify!($name), $name as fn())),*] };
+    ($($name:ident),* $(,)?) => {
+        &[$((concat!(module_path!(), "::", stringify!($name)), $name as fn())),*]
+    };
 }
 pub(crate) use tests;

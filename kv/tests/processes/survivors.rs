@@ -2,21 +2,15 @@
 //! server if their table has replicas, and what they have read keeps the model of their table.
 //! Method: real processes, one of which is killed in the middle of its iterations; the servers'
 //! histories are checked.
-#![allow(clippy::unwrap_used, reason = "tests")]
-
-#[path = "support/processes.rs"]
-mod processes;
-mod support;
 
 use std::path::PathBuf;
-use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use crate::harness::{SOON, Test, config, ends_within, launch, pid_of, pids, signal, tests};
 use caravan_kv::consistency::Model;
 use caravan_kv::{
-    App, Apps, Cluster, Error, Handles, Result, TableSpec, Target, ValueType, WorkerNode, history,
+    App, Apps, Cluster, Error, Result, TableSpec, Target, ValueType, WorkerNode, history,
 };
-use processes::{SOON, config, ends_within, launch, pid_of, pids, signal};
 use serde_json::{Value, json};
 
 /// Iterates over a table with a model: reads the keys of all workers, and adds to its own.
@@ -66,8 +60,8 @@ fn iterate(node: &mut WorkerNode, body: &Value) -> Result<Value> {
     Ok(json!(node.rank))
 }
 
-fn apps() -> Apps {
-    Apps::default().with("iterate", || Box::new(Iterate))
+pub(crate) fn with_apps(apps: Apps) -> Apps {
+    apps.with("iterate", || Box::new(Iterate))
 }
 
 /// One worker after another is killed, under one model after another.
@@ -176,11 +170,9 @@ fn too_many_losses_end_the_cluster() {
     assert!(matches!(&error, Error::NodeLost { node, .. } if node.contains("worker")), "{error}");
 }
 
-fn main() -> ExitCode {
-    let tests: &[(&str, fn())] = processes::tests![
-        workers_go_on_without_a_killed_one,
-        a_table_with_replicas_outlives_a_server_and_a_worker,
-        too_many_losses_end_the_cluster,
-    ];
-    processes::main(tests, &Handles::default(), &apps(), || ())
-}
+/// The tests of this module.
+pub(crate) const TESTS: &[Test] = tests![
+    workers_go_on_without_a_killed_one,
+    a_table_with_replicas_outlives_a_server_and_a_worker,
+    too_many_losses_end_the_cluster,
+];

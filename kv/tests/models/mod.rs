@@ -3,11 +3,8 @@
 //! controllers and counted; the same number must follow from the papers' formulas, counted without
 //! a controller. Faults that such code is known for are built into a second state machine, and each
 //! must be found, by the same checks and in whole clusters.
-#![allow(clippy::unwrap_used, reason = "tests")]
 
 mod any_calls;
-#[path = "../support/simulated.rs"]
-mod cluster;
 mod clusters;
 mod counts;
 mod mutants;

@@ -2,23 +2,16 @@
 //! later.
 //! Method: real servers and workers on a van, compared with the same requests to a table without
 //! filters, and with the counters of both ends.
-#![allow(clippy::unwrap_used, reason = "tests")]
 
 mod own;
-#[path = "../support/own_filters.rs"]
-mod own_filters;
-#[path = "../support/raw_lane.rs"]
-mod raw_lane;
-#[path = "../support/mod.rs"]
-mod support;
 
+use crate::support::own_filters::own;
+use crate::support::raw_lane::RawLane;
+use crate::support::{Servers, any, config, endpoint};
 use caravan_kv::filter::{Draws, Filters, OwnFilters, Stage, Traffic};
 use caravan_kv::{Error, Handles, Table, TableSpec, ValueType, Worker};
 use caravan_van::wire::Kind;
 use caravan_van::{Coding, Draft, KeyRange, Value, Values};
-use own_filters::own;
-use raw_lane::RawLane;
-use support::{Servers, any, config, endpoint};
 
 /// Two server threads.
 fn servers(filters: OwnFilters) -> Servers {

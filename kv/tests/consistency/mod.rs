@@ -2,10 +2,7 @@
 //! and cuts, also when workers come late, leave or die.
 //! Method: the real worker and server code on the simulated van; what a worker reads tells which
 //! writes it has seen. A failure prints its seed; `CARAVAN_SEED=<seed> cargo test` replays it.
-#![allow(clippy::unwrap_used, reason = "tests")]
 
-#[path = "../support/simulated.rs"]
-mod cluster;
 mod serial;
 mod sparse;
 
@@ -15,12 +12,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use crate::support::simulated::{self, Draws, connect, start, weather};
 use caravan_kv::consistency::{Consistency, Model};
 use caravan_kv::{Error, Handles, ServerThread, Table, TableSpec, ValueType, Worker, history};
 use caravan_van::sim::{Faults, Network, for_each_seed};
 use caravan_van::wire::{Coding, Kind};
 use caravan_van::{Arrival, Draft, Endpoint};
-use cluster::{Draws, connect, start, weather};
 use serial::{CHUNK_KEYS, bsp_to_the_bit, data_centric_to_the_bit, parameter_database};
 use sparse::announces;
 
@@ -380,7 +377,7 @@ fn a_lane_is_one_worker() {
         let mut honest = connect(network, 102, &addresses);
         let model = Model::Ssp { staleness: 0 };
         let table = honest.create_table(&counters(1, model, 2)).unwrap();
-        let mut twice = cluster::endpoint(network, 100);
+        let mut twice = simulated::endpoint(network, 100);
         let peer = twice.connect(&addresses[0].address).unwrap();
         let mut answers = 0;
         let poll = |twice: &mut Endpoint, answers: &mut usize| {
@@ -476,8 +473,8 @@ type Schedule = fn(u64);
 const MANY: u64 = 10_000;
 
 /// All models under very many schedules, on every kind of network, with cuts:
-/// `cargo test -p caravan-kv --test consistency -- --ignored` runs this and the next one, and takes
-/// about two hours on a busy machine.
+/// `cargo test -p caravan-kv --test kv consistency:: -- --ignored` runs this and the next one, and
+/// takes about two hours on a busy machine.
 #[test]
 #[ignore = "an hour"]
 fn many_schedules_of_each_model() {

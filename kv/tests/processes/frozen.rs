@@ -2,28 +2,23 @@
 //! doing; a driver that was frozen continues, and a busy host freezes nobody.
 //! Method: real processes that SIGSTOP stops while nodes join, tables are created, values are
 //! pushed, workers meet, a task runs, or the driver computes.
-#![allow(clippy::unwrap_used, reason = "tests")]
-#![cfg(target_os = "linux")]
-
-#[path = "support/processes.rs"]
-mod processes;
-mod support;
 
 use std::fs::Permissions;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
-use std::process::{Child, Command, ExitCode, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use caravan_kv::{
-    App, Apps, Cluster, ClusterConfig, Error, Handles, Launch, TableSpec, Target, ValueType, Van,
-    WorkerNode,
+use crate::harness::{
+    Test, config, ends_within, launch, lives, pid_of, pids, signal, tests, this_program,
 };
-use processes::{config, ends_within, launch, pid_of, pids, signal, this_program};
+use crate::vans::{any, vans};
+use caravan_kv::{
+    App, Apps, Cluster, ClusterConfig, Error, Launch, TableSpec, Target, ValueType, Van, WorkerNode,
+};
 use serde_json::{Value, json};
-use support::vans;
 
 /// How long any of this may take on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -89,9 +84,8 @@ fn told(done: Result<(), Error>, node: &WorkerNode, body: &Value) -> Result<Valu
     Err(error)
 }
 
-fn apps() -> Apps {
-    Apps::default()
-        .with("push", || Box::new(Job::Push))
+pub(crate) fn with_apps(apps: Apps) -> Apps {
+    apps.with("push", || Box::new(Job::Push))
         .with("meet", || Box::new(Job::Meet))
         .with("compute", || Box::new(Job::Compute))
 }
@@ -239,7 +233,7 @@ fn while_the_driver_computes() {
     for van in vans() {
         waits(van, "push", "server 1", json!({ "files": files }));
     }
-    waits(support::any(), "meet", "worker 1", json!({ "stays": 1, "files": files }));
+    waits(any(), "meet", "worker 1", json!({ "stays": 1, "files": files }));
 }
 
 /// Twice as many busy threads as the host has cores, and more, cost nobody its place.
@@ -285,7 +279,7 @@ fn a_short_stop_costs_nothing() {
 }
 
 /// The role of a driver that is stopped: prints its nodes, then runs a task that takes a second.
-fn drive() {
+pub(crate) fn drive() {
     let mut config = quick(1, 2);
     config.node.van =
         std::env::var("CARAVAN_TEST_VAN").map_or(Van::Auto, |van| van.parse().unwrap());
@@ -304,7 +298,7 @@ fn drive() {
 /// A driver in a process of its own, its output, and its nodes.
 fn driver() -> (Child, impl Iterator<Item = Value>, Vec<u32>) {
     let mut driver =
-        Command::new(this_program()).arg("driver").stdout(Stdio::piped()).spawn().unwrap();
+        Command::new(this_program()).arg("frozen::drive").stdout(Stdio::piped()).spawn().unwrap();
     let lines = BufReader::new(driver.stdout.take().unwrap()).lines();
     let mut said = lines.map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap());
     let nodes = serde_json::from_value(said.next().unwrap()).unwrap();
@@ -317,7 +311,7 @@ fn a_driver_that_stood_still_goes_on() {
     let (mut driver, said, nodes) = driver();
     signal("STOP", driver.id());
     std::thread::sleep(Duration::from_secs(3)); // thirty heartbeats
-    assert!(nodes.iter().all(|pid| processes::lives(*pid)));
+    assert!(nodes.iter().all(|pid| lives(*pid)));
     signal("CONT", driver.id());
     assert_eq!(said.collect::<Vec<_>>(), [json!([0, 1]), json!("done")]);
     assert!(driver.wait().unwrap().success());
@@ -343,21 +337,19 @@ fn the_end_of_a_job() {
     ends_within(PATIENCE, &nodes);
 }
 
-fn main() -> ExitCode {
-    let tests: &[(&str, fn())] = processes::tests![
-        while_nodes_join,
-        while_lanes_open,
-        while_tables_are_made,
-        while_the_driver_pushes,
-        while_workers_push,
-        while_workers_meet,
-        while_a_task_runs,
-        while_the_driver_computes,
-        a_busy_host_raises_no_alarm,
-        a_short_stop_costs_nothing,
-        a_driver_that_stood_still_goes_on,
-        a_driver_that_dies_standing_takes_its_nodes_along,
-        the_end_of_a_job,
-    ];
-    processes::main(tests, &Handles::default(), &apps(), drive)
-}
+/// The tests of this module.
+pub(crate) const TESTS: &[Test] = tests![
+    while_nodes_join,
+    while_lanes_open,
+    while_tables_are_made,
+    while_the_driver_pushes,
+    while_workers_push,
+    while_workers_meet,
+    while_a_task_runs,
+    while_the_driver_computes,
+    a_busy_host_raises_no_alarm,
+    a_short_stop_costs_nothing,
+    a_driver_that_stood_still_goes_on,
+    a_driver_that_dies_standing_takes_its_nodes_along,
+    the_end_of_a_job,
+];

@@ -3,19 +3,14 @@
 //! while or a path on which all takes long.
 //! Method: two hosts, which are network namespaces, with a server and a worker each; this program
 //! starts itself in them. A driver there compares what two workers train with a run over sockets.
-#![allow(clippy::unwrap_used, reason = "tests")]
 
-#[path = "support/processes.rs"]
-mod processes;
-mod support;
-
-use std::process::{Child, Command, ExitCode, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::harness::{SOON, Test, ends_within, tests, this_program};
 use caravan_kv::node::SchedulerClient;
-use caravan_kv::{App, Apps, ClusterConfig, Handles, TableSpec, Target, ValueType, WorkerNode};
+use caravan_kv::{App, Apps, ClusterConfig, TableSpec, Target, ValueType, WorkerNode};
 use caravan_van::{KeyRange, Secret};
-use processes::{SOON, ends_within, this_program};
 use serde_json::{Value, json};
 
 /// Numbers of a row: its values do not fit into a frame.
@@ -82,8 +77,8 @@ impl Train {
     }
 }
 
-fn apps() -> Apps {
-    Apps::default().with("train", || Box::new(Train))
+pub(crate) fn with_apps(apps: Apps) -> Apps {
+    apps.with("train", || Box::new(Train))
 }
 
 /// Two hosts, joined by a cable.
@@ -167,7 +162,7 @@ fn train_while(
         let worker = on(host, "worker");
         nodes.push(if host == 1 { alter(worker) } else { worker }.spawn().unwrap());
     }
-    let mut driver = of_cluster(hosts.command(0, "driver"));
+    let mut driver = of_cluster(hosts.command(0, "pairs::drive"));
     driver.env("CARAVAN_TEST_PAUSE_MS", pause.as_millis().to_string());
     driver.stdout(Stdio::piped()).stderr(Stdio::inherit());
     let driver = driver.spawn().unwrap();
@@ -181,7 +176,7 @@ fn train_while(
 }
 
 /// The driver of one training.
-fn drive() {
+pub(crate) fn drive() {
     let config = ClusterConfig::from_env().unwrap();
     let mut scheduler = SchedulerClient::bind(&config).unwrap();
     scheduler.gather(|| Ok(())).unwrap();
@@ -317,16 +312,14 @@ fn an_address_that_other_hosts_cannot_reach_is_refused() {
     };
     refused(on(1, "server"));
     // Beside the scheduler the server is wrong only because the worker is not there.
-    [on(0, "server"), on(1, "worker"), on(0, "driver")].into_iter().for_each(refused);
+    [on(0, "server"), on(1, "worker"), on(0, "pairs::drive")].into_iter().for_each(refused);
 }
 
-fn main() -> ExitCode {
-    let tests: &[(&str, fn())] = processes::tests![
-        each_pair_takes_its_own_van_and_the_same_is_trained,
-        who_may_not_share_memory_takes_sockets,
-        an_address_that_other_hosts_cannot_reach_is_refused,
-        a_cut_cable_heals_without_loss,
-        a_slow_path_changes_nothing,
-    ];
-    processes::main(tests, &Handles::default(), &apps(), drive)
-}
+/// The tests of this module.
+pub(crate) const TESTS: &[Test] = tests![
+    each_pair_takes_its_own_van_and_the_same_is_trained,
+    who_may_not_share_memory_takes_sockets,
+    an_address_that_other_hosts_cannot_reach_is_refused,
+    a_cut_cable_heals_without_loss,
+    a_slow_path_changes_nothing,
+];

@@ -2,22 +2,16 @@
 //! process is killed or stopped, and no request fails or is stuck.
 //! Method: this program starts itself again as a cluster of real processes, and signals a server
 //! while workers push integers. What workers counted is compared with what the table holds.
-#![allow(clippy::unwrap_used, reason = "tests")]
 
-#[path = "support/processes.rs"]
-mod processes;
-mod support;
-
-use std::process::ExitCode;
 use std::time::{Duration, Instant, SystemTime};
 
+use crate::harness::{SOON, Test, config, ends_within, launch, lives, pid_of, pids, signal, tests};
+use crate::vans::{any, vans};
 use caravan_kv::{
-    App, Apps, Cluster, Error, Handles, TableSpec, Target, ValueType, Van, Worker, WorkerNode,
+    App, Apps, Cluster, Error, TableSpec, Target, ValueType, Van, Worker, WorkerNode,
 };
 use caravan_van::KeyRange;
-use processes::{SOON, config, ends_within, launch, lives, pid_of, pids, signal};
 use serde_json::{Value, json};
-use support::vans;
 
 const KEYS: u64 = 60;
 
@@ -105,7 +99,7 @@ fn goes_on(van: Van, threads: usize, what: &str) {
     let mut cluster = cluster(van, threads);
     let pids = pids(&cluster);
     let body = json!({"ms": 3000, "replicas": 1});
-    let task = cluster.submit(Target::Workers, "push", &body).unwrap();
+    let task = cluster.submit(Target::Workers, "count", &body).unwrap();
     std::thread::sleep(Duration::from_millis(1000));
     let server = pid_of(&cluster, "server 0");
     signal(what, server);
@@ -133,13 +127,13 @@ fn a_stopped_server_costs_no_push() {
 
 /// Copies are in another process.
 fn a_killed_server_with_several_threads_costs_no_push() {
-    goes_on(support::any(), 2, "KILL");
+    goes_on(any(), 2, "KILL");
 }
 
 /// The job of a table without replicas ends, and names it.
 fn a_table_without_replicas_is_named() {
-    let mut cluster = cluster(support::any(), 1);
-    let task = cluster.submit(Target::Workers, "push", &json!({"ms": 20_000, "replicas": 0}));
+    let mut cluster = cluster(any(), 1);
+    let task = cluster.submit(Target::Workers, "count", &json!({"ms": 20_000, "replicas": 0}));
     std::thread::sleep(Duration::from_millis(500));
     signal("KILL", pid_of(&cluster, "server 1"));
     let began = Instant::now();
@@ -152,9 +146,9 @@ fn a_table_without_replicas_is_named() {
 
 /// The loss of a second server ends the job where one may be lost.
 fn one_loss_too_many_ends_the_job() {
-    let mut cluster = cluster(support::any(), 1);
+    let mut cluster = cluster(any(), 1);
     let body = json!({"ms": 20_000, "replicas": 1});
-    let task = cluster.submit(Target::Workers, "push", &body).unwrap();
+    let task = cluster.submit(Target::Workers, "count", &body).unwrap();
     std::thread::sleep(Duration::from_millis(500));
     signal("KILL", pid_of(&cluster, "server 1"));
     std::thread::sleep(Duration::from_millis(500));
@@ -163,14 +157,15 @@ fn one_loss_too_many_ends_the_job() {
     assert!(error.contains("CARAVAN_SERVER_LOSSES_MAX=1"), "{error}");
 }
 
-fn main() -> ExitCode {
-    let tests: &[(&str, fn())] = processes::tests![
-        a_killed_server_costs_no_push,
-        a_stopped_server_costs_no_push,
-        a_killed_server_with_several_threads_costs_no_push,
-        a_table_without_replicas_is_named,
-        one_loss_too_many_ends_the_job,
-    ];
-    let apps = Apps::default().with("push", || Box::new(Push));
-    processes::main(tests, &Handles::default(), &apps, || {})
+pub(crate) fn with_apps(apps: Apps) -> Apps {
+    apps.with("count", || Box::new(Push))
 }
+
+/// The tests of this module.
+pub(crate) const TESTS: &[Test] = tests![
+    a_killed_server_costs_no_push,
+    a_stopped_server_costs_no_push,
+    a_killed_server_with_several_threads_costs_no_push,
+    a_table_without_replicas_is_named,
+    one_loss_too_many_ends_the_job,
+];

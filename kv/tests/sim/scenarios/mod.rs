@@ -1,0 +1,11 @@
+//! What a simulated cluster promises, a scenario a promise.
+
+pub(crate) mod aggregation;
+mod checkpoints;
+mod copies;
+mod cut_off;
+pub(crate) mod eviction;
+mod handed_over;
+mod models;
+mod moving;
+mod repeats;

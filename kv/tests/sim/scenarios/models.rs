@@ -1,0 +1,306 @@
+//! A table with a consistency model and replicas keeps both promises whatever dies, stops or is cut
+//! off: no acknowledged push is lost or applied twice, and no read is older than its model allows.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use caravan_kv::consistency::Model;
+use caravan_kv::server::ChainCounters;
+use caravan_kv::{
+    App, Apps, Cluster, ClusterConfig, Error, Handles, Launch, NodeConfig, Placement, TableSpec,
+    Target, ValueType, Worker, WorkerNode,
+};
+use caravan_van::KeyRange;
+use caravan_van::sim::{Faults, Network, for_each_seed};
+use serde_json::{Value, json};
+
+use crate::sim::faults::Fault;
+use crate::sim::workload::counts::{Counts, KEYS, WORKERS, counters, key};
+use crate::sim::{Hand, Setup, Sim, has_all_seeds};
+use crate::support::simulated::Draws;
+
+fn model(seed: u64) -> Model {
+    match seed / 6 % 7 {
+        0 => Model::Asp,
+        1 => Model::Ssp { staleness: 0 },
+        2 => Model::Ssp { staleness: 2 },
+        3 => Model::BoundedDelay { delay: 0 },
+        4 => Model::BoundedDelay { delay: 2 },
+        5 => Model::SparseSsp { staleness: seed % 2, speculation: 2 },
+        _ => Model::Bsp,
+    }
+}
+
+/// One run; returns its fault, what its servers have counted, and the reads in their histories.
+fn run(seed: u64) -> (Fault, ChainCounters, u64) {
+    let (fault, model) = (Fault::of(seed), model(seed));
+    let mut draws = Draws(seed);
+    let (servers, workers) = (3 + draws.below(2), 2 + draws.below(WORKERS - 1));
+    let replicas = 1 + draws.below(2) as u32;
+    let spec = counters(model, workers, replicas);
+    let counts = Counts::default();
+    let sim = counts.start(seed, model, Setup { servers, workers, ..Setup::default() });
+    let of = counts.clone();
+    let nodes = sim.workers(move |hand| of.work(hand, &spec));
+    let fate = sim.fate(fault, replicas, 6000);
+    sim.join(fate);
+    let oracle = sim.oracle.clone();
+    let what = format!("seed {seed}, {fault:?}, {model}");
+    let [reads, writes] = counts.check(sim, nodes, &what);
+    assert!(reads > 0 && writes > 0);
+    (fault, oracle.counters().0, reads)
+}
+
+#[test]
+fn nothing_is_lost_and_no_read_is_too_old() {
+    let mut totals: BTreeMap<(String, Fault), [u64; 7]> = BTreeMap::new();
+    for_each_seed(84, |seed| {
+        let (fault, counters, reads) = run(seed);
+        let ChainCounters { passed_again, repeated, awaited, copied, gathered, .. } = counters;
+        let total = totals.entry((model(seed).to_string(), fault)).or_default();
+        let of = [1, passed_again, repeated, awaited, copied, reads, gathered];
+        total.iter_mut().zip(of).for_each(|(total, it)| *total += it);
+    });
+    println!("model, fault: runs, passed again, repeated, waited for it, copies, reads, gathered");
+    totals.iter().for_each(|((model, fault), total)| println!("{model}, {fault:?}: {total:?}"));
+    let sum = |of: usize| totals.values().map(|total| total[of]).sum::<u64>();
+    let has_met = (1..7).all(|of| sum(of) > 0);
+    assert!(has_met || !has_all_seeds(), "something was never tried");
+}
+
+/// A quiet cluster whose workers count under a model, with so many credits on each lane.
+fn quiet(model: Model, servers: u64, workers: u64, credits: u16) -> Sim {
+    let network = Faults::none();
+    let setup = Setup { servers, workers, credits, network, ..Setup::default() };
+    Counts::default().start(1, model, setup)
+}
+
+fn pull(worker: &mut Worker, table: caravan_kv::Table) -> Vec<i64> {
+    let keys: Vec<u64> = (0..KEYS).collect();
+    let pulled = worker.pull(table, &keys).unwrap();
+    worker.wait(pulled).unwrap().values::<i64>().to_vec()
+}
+
+/// Under BSP the pushes of an iteration, and its end, fit into the credits of one lane: the server
+/// that has all the shards at last.
+#[test]
+fn an_iteration_under_bsp_has_as_many_pushes_as_one_lane_has_room_for() {
+    let sim = quiet(Model::Bsp, 3, 1, 8);
+    let worker = sim.spawn("worker 0", 0, move |hand| {
+        let table = hand.create(&counters(Model::Bsp, 1, 2));
+        assert_eq!(hand.worker.join(table).unwrap(), 1);
+        for clock in 1..=4 {
+            let pushed = |worker: &mut Worker, key| worker.push(table, &[key], &[1_i64]);
+            let mut waiting = Vec::new();
+            let keys = [0, KEYS / 2, KEYS - 1];
+            for key in keys {
+                waiting.push(pushed(&mut hand.worker, key).unwrap());
+            }
+            let why = pushed(&mut hand.worker, 1).unwrap_err().to_string();
+            let says = [
+                format!("iteration {clock} of table counters has 4 pushes"),
+                "with 8 credits".to_owned(),
+                "at most 3: push fewer".to_owned(),
+                "raise CARAVAN_CREDITS".to_owned(),
+            ];
+            assert!(says.iter().all(|part| why.contains(part)), "{why}");
+            if clock == 2 || clock == 3 {
+                let server = clock - 2;
+                hand.network.crash(&format!("server {server}"));
+                hand.oracle.lose(server as u64);
+            }
+            waiting.push(hand.worker.advance(table).unwrap());
+            waiting.into_iter().for_each(|it| hand.wait(it));
+            let mut expected = vec![0; KEYS as usize];
+            for key in keys {
+                expected[key as usize] = clock;
+            }
+            assert_eq!(hand.pull::<i64>(table, KEYS), expected);
+        }
+        let left = hand.worker.leave(table).unwrap();
+        assert_eq!(hand.worker.join(table).unwrap(), 1, "it takes part anew");
+        hand.wait(left);
+    });
+    sim.join(worker);
+}
+
+/// Replication after aggregation: where workers push the same keys, all of an iteration cost a copy
+/// as many bytes as one of them, and no bit of a sum is another one.
+#[test]
+fn the_pushes_of_an_iteration_go_to_copies_as_one() {
+    const WIDTH: usize = 10_000;
+    const LAST: u64 = 5;
+    const SHARDS: u64 = 9; // three for each server
+    let pushed = |rank: u64, clock: u64| -> Vec<f32> {
+        let value = |at: usize| 1.0 / (1 + at as u64 + 7 * rank + 31 * clock) as f32;
+        (0..KEYS as usize * WIDTH).map(value).collect()
+    };
+    for (workers, replicas) in [(1, 1), (4, 1), (3, 2)] {
+        let sim = quiet(Model::Bsp, 3, workers, 64);
+        let spec = TableSpec::new(1, "sums", ValueType::F32, WIDTH as u32);
+        let spec = spec.keys(KeyRange::new(0, KEYS).unwrap()).placement(Placement::Even(3));
+        let spec = spec.consistency(Model::Bsp, workers as u32).replicas(replicas);
+        let nodes = sim.workers(move |hand| {
+            let table = hand.create(&spec);
+            hand.worker.join(table).unwrap();
+            let keys: Vec<u64> = (0..KEYS).collect();
+            for clock in 1..=LAST {
+                hand.pull::<f32>(table, KEYS);
+                let values = pushed(hand.rank, clock);
+                let push = hand.worker.push(table, &keys, &values).unwrap();
+                let end = hand.worker.advance(table).unwrap();
+                [push, end].into_iter().for_each(|it| hand.wait(it));
+            }
+            let sums = hand.pull::<f32>(table, KEYS);
+            let left = hand.worker.leave(table).unwrap();
+            hand.wait(left);
+            sums
+        });
+        let sums = sim.join_all(nodes);
+        let mut expected = vec![0.0_f32; KEYS as usize * WIDTH];
+        for (clock, rank) in (1..=LAST).flat_map(|it| (0..workers).map(move |rank| (it, rank))) {
+            expected.iter_mut().zip(pushed(rank, clock)).for_each(|(sum, it)| *sum += it);
+        }
+        for sums in sums {
+            assert!(sums == expected, "{workers} workers, {replicas} replicas");
+        }
+        let ChainCounters { gathered, bytes, .. } = sim.stop().0;
+        let copies = u64::from(replicas) * LAST;
+        let of_one = KEYS * (8 + 4 * WIDTH as u64);
+        println!(
+            "{workers} workers, {replicas} replicas: {gathered} pushes gathered, {bytes} bytes"
+        );
+        assert_eq!(gathered, if workers > 1 { workers * LAST * SHARDS } else { 0 });
+        assert!(bytes < copies * of_one * 102 / 100, "{bytes} bytes");
+    }
+}
+
+/// What comes while others wait for their turn is not the reason to ask about all of them again.
+#[test]
+fn what_waits_for_its_turn_is_seldom_looked_at() {
+    const PUSHES: [usize; 2] = [30, 1];
+    let sim = quiet(Model::Bsp, 2, 2, 64);
+    let nodes = sim.workers(|hand| {
+        let table = hand.create(&counters(Model::Bsp, 2, 1));
+        hand.worker.join(table).unwrap();
+        if hand.rank == 1 {
+            hand.network.sleep(Duration::from_millis(100)); // the others wait for this one
+        }
+        let mut waiting = Vec::new();
+        for _ in 0..PUSHES[hand.rank as usize] {
+            waiting.push(hand.worker.push(table, &[0], &[1_i64]).unwrap());
+            hand.worker.poll().unwrap(); // sends it by itself
+            hand.network.sleep(Duration::from_millis(1));
+        }
+        waiting.push(hand.worker.advance(table).unwrap());
+        let all: usize = PUSHES.iter().sum();
+        assert_eq!(hand.pull::<i64>(table, KEYS)[0], all as i64);
+        waiting.push(hand.worker.leave(table).unwrap());
+        waiting.into_iter().for_each(|it| hand.wait(it));
+    });
+    sim.join_all(nodes);
+    let ChainCounters { awaited, looks, .. } = sim.stop().0;
+    println!("{awaited} requests waited, {looks} looks");
+    assert!(awaited >= PUSHES[0] as u64, "{awaited} requests waited");
+    assert!(looks <= 5 * awaited, "{looks} looks at {awaited} requests");
+}
+
+/// Models whose state is more than clocks are refused, with what they would need.
+#[test]
+fn other_models_have_no_replicas() {
+    let sim = quiet(Model::Asp, 2, 1, 4);
+    let refused = sim.spawn("worker 0", 0, |hand: &mut Hand<'_>| {
+        let mut refusal = |spec: &TableSpec| match hand.worker.create_table(spec) {
+            Err(Error::Config(reason)) => reason,
+            other => panic!("{other:?}"),
+        };
+        let model = Model::DataCentric { delay: Some(0), chunk_keys: 1 };
+        let why = refusal(&counters(model, 1, 1));
+        assert!(why.contains("has no replicas yet: it counts reads"), "{why}");
+        let why = refusal(&counters(Model::Asp, 1, 1).once());
+        assert!(why.contains("knows repeats by itself"), "{why}");
+    });
+    sim.join(refused);
+}
+
+/// Counts to 30, and checks what it reads.
+struct CountsTo30;
+
+impl CountsTo30 {
+    fn run(node: &mut WorkerNode, body: &Value) -> Result<u64, Error> {
+        let model: Model = serde_json::from_value(body["model"].clone())?;
+        let workers = node.workers as u64;
+        let table = node.worker.create_table(&counters(model, workers, 1))?;
+        node.worker.join(table)?;
+        node.barrier("joined")?;
+        let own = [key(node.rank as u64)];
+        let mut own_reads = 0;
+        for clock in 1..=30 {
+            let keys: Vec<u64> = (0..workers).map(key).collect();
+            let pulled = node.worker.pull(table, &keys)?;
+            let counts = node.worker.wait(pulled)?.values::<i64>().to_vec();
+            own_reads += u64::from(counts[node.rank] == clock - 1);
+            node.worker.charge(Duration::from_millis(10))?;
+            node.worker.push_last(table, &own, &[1_i64])?;
+        }
+        let left = node.worker.leave(table)?;
+        node.worker.wait(left)?;
+        Ok(own_reads)
+    }
+}
+
+impl App for CountsTo30 {
+    fn run(&mut self, node: &mut WorkerNode, body: Value) -> Result<Value, String> {
+        CountsTo30::run(node, &body).map(Value::from).map_err(|error| error.to_string())
+    }
+}
+
+/// A worker dies, and a server before or after it: the scheduler tells the servers that nobody has
+/// to wait for that worker, whoever serves then.
+#[test]
+fn the_others_go_on_without_a_worker_and_a_server() {
+    for_each_seed(15, |seed| {
+        let network = Network::new(seed, Faults { ..Faults::jittery() });
+        let driver = network.spawn("driver", move |network| {
+            let fate = move |network: &Network| {
+                let mut draws = Draws(seed);
+                network.sleep(Duration::from_millis(20 + draws.below(100)));
+                let server = format!("server {}", draws.below(3));
+                let mut victims = ["worker 1", &server];
+                victims.rotate_left(draws.below(2) as usize);
+                for victim in victims {
+                    match draws.below(2) {
+                        0 => network.crash(victim),
+                        _ => network.freeze(victim, Duration::from_secs(3600)),
+                    }
+                    network.sleep(Duration::from_millis(draws.below(100)));
+                }
+            };
+            network.spawn("fate", fate);
+            let node = NodeConfig {
+                heartbeat: Duration::from_millis(50),
+                losses_max: 1,
+                server_losses_max: 1,
+                ..NodeConfig::default()
+            };
+            let config = ClusterConfig { servers: 3, workers: 3, node, ..ClusterConfig::default() };
+            let apps = Apps::default().with("counts", || Box::new(CountsTo30));
+            let launch = Launch::Simulated(Handles::default(), apps);
+            let mut cluster = Cluster::launch(&config, launch).unwrap();
+            let body = json!({ "model": model(6 + 6 * (seed % 5)) });
+            let task = cluster.submit(Target::Workers, "counts", &body).unwrap();
+            let read = cluster.wait(task).unwrap();
+            assert_eq!(read, [json!(30), json!(30)], "seed {seed}");
+            let mut client = cluster.client().unwrap();
+            let model: Model = serde_json::from_value(body["model"].clone()).unwrap();
+            let table = client.create_table(&counters(model, 3, 1)).unwrap();
+            let found = pull(&mut client, table);
+            let counts = [0, 2].map(|rank| found[key(rank) as usize]);
+            assert_eq!(counts, [30, 30], "seed {seed}");
+            assert!(found[key(1) as usize] <= 30, "seed {seed}: {found:?}");
+            drop(client);
+            cluster.shutdown().unwrap();
+        });
+        driver.join().unwrap_or_else(|stopped| panic!("seed {seed}: {stopped}"));
+    });
+}
