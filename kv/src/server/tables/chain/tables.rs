@@ -428,7 +428,11 @@ fn release_held(
     index: usize,
     released: &mut VecDeque<Held>,
 ) {
-    if !chain.held.is_empty() && !chain.holds(chains, lanes, index) {
-        released.append(&mut chain.held);
+    // A chain that has such requests holds others, so they are taken out before it is asked.
+    let mut held = std::mem::take(&mut chain.held);
+    if !held.is_empty() && chain.holds(chains, lanes, index) {
+        chain.held = held;
+    } else {
+        released.append(&mut held);
     }
 }
