@@ -139,7 +139,7 @@ impl Solving<'_> {
         rows.report.restart();
         let progress = |pass: &dbpg::Progress| {
             curve.points.push(point(pass));
-            rows.pass(pass);
+            pass_row(rows, pass);
         };
         let save = |pass: &dbpg::Progress, model: Model| {
             if let (Some(file), Some(_)) = (&file, args.outcome.save_every) {
@@ -171,7 +171,7 @@ impl Solving<'_> {
                 false => self.rows.report.say(format_args!("{shortfall}")),
             }
         }
-        self.rows.result(&trained, self.test.as_ref());
+        result_rows(&mut self.rows, &trained, self.test.as_ref());
         self.stopped = trained.stopped;
         Ok(())
     }
@@ -203,22 +203,22 @@ fn check_outputs(args: &Dbpg, lambdas: &[f64]) -> Result<()> {
     Ok(())
 }
 
-impl Rows {
-    fn pass(&mut self, pass: &dbpg::Progress) {
-        let dbpg::Progress { lambda, objective, .. } = pass;
-        self.report.doing(format!("lambda {lambda}, objective {objective:.6e}"));
-        self.step(pass);
-    }
+/// The row of a pass.
+fn pass_row(rows: &mut Rows, pass: &dbpg::Progress) {
+    let dbpg::Progress { lambda, objective, .. } = pass;
+    rows.report.doing(format!("lambda {lambda}, objective {objective:.6e}"));
+    rows.step(pass);
+}
 
-    fn result(&mut self, trained: &Trained, test: Option<&Examples>) {
-        for traffic in &trained.traffic {
-            self.row(traffic);
-        }
-        match Outcome::of(trained, test) {
-            Ok(outcome) => self.row(&outcome),
-            Err(error) if self.outcome.is_ok() => self.outcome = Err(error),
-            Err(_) => {}
-        }
+/// The rows of a result, and what the filters have saved.
+fn result_rows(rows: &mut Rows, trained: &Trained, test: Option<&Examples>) {
+    for traffic in &trained.traffic {
+        rows.row(traffic);
+    }
+    match Outcome::of(trained, test) {
+        Ok(outcome) => rows.row(&outcome),
+        Err(error) if rows.outcome.is_ok() => rows.outcome = Err(error),
+        Err(_) => {}
     }
 }
 

@@ -37,6 +37,7 @@ use self::replica::Known;
 pub(super) use self::replica::Replica;
 pub(crate) use self::served::Served;
 use self::served::all_lost;
+pub(super) use self::served::logs;
 pub use self::served::{Copies, LogStep};
 use super::answer::{ReplyTo, answer_pull, place_pull};
 use super::handle::Handles;

@@ -16,7 +16,7 @@ use caravan_van::{Counters, Endpoint};
 
 use self::service::ShardService;
 use super::handle::Handles;
-use super::tables::{ChainCounters, Copies, LogStep, MoveCounters, ShardStep};
+use super::tables::{ChainCounters, Copies, LogStep, MoveCounters, ShardStep, logs};
 use crate::error::Result;
 use crate::filter::Traffic;
 use crate::membership::Membership;
@@ -112,7 +112,7 @@ impl ServerThread {
     /// after each event.
     #[doc(hidden)]
     pub fn logs(&self) -> Vec<LogStep> {
-        self.service.tables.logs()
+        logs(&self.service.tables)
     }
 
     /// Serves until `stop` is set.

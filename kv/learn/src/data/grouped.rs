@@ -13,7 +13,8 @@
 //! `Job::group_bits` of 10 makes each group a block. Features of adfea from 2^54 on are hashed to
 //! 54 bits.
 
-use super::libsvm::{Fault, words};
+use super::libsvm::Fault;
+use super::words::words;
 use super::{Examples, Labels, parse_key};
 use caravan_van::draws::mix;
 

@@ -4,9 +4,9 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::libsvm::words;
 use super::number::parse_value;
 use super::source::Block;
+use super::words::words;
 use crate::{Error, Result};
 
 /// How labels are read.

@@ -10,6 +10,7 @@ use std::path::Path;
 use memchr::memchr;
 
 use super::number::{leading_digits, leading_value};
+use super::words::{is_blank, word_end, words};
 use super::{Examples, Labels, Row, parse_key, parse_value};
 use crate::{Error, Result};
 
@@ -72,27 +73,8 @@ pub(crate) fn shorten(text: &[u8]) -> String {
     }
 }
 
-fn is_blank(byte: u8) -> bool {
-    matches!(byte, b' ' | b'\t' | b'\r')
-}
-
 fn without_comment(text: &[u8]) -> &[u8] {
     memchr(b'#', text).map_or(text, |comment| &text[..comment])
-}
-
-/// The end of the word at `start`.
-fn word_end(text: &[u8], start: usize) -> usize {
-    text[start..].iter().position(|&byte| is_blank(byte)).map_or(text.len(), |len| start + len)
-}
-
-/// The words of a line with their columns, counted from 0.
-pub(super) fn words(text: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
-    let mut at = 0;
-    std::iter::from_fn(move || {
-        let start = at + text[at..].iter().position(|&byte| !is_blank(byte))?;
-        at = word_end(text, start);
-        Some((start, &text[start..at]))
-    })
 }
 
 /// Appends one row to `part`; after a fault `part` is invalid.

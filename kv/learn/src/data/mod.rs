@@ -26,6 +26,7 @@ mod read;
 mod read_ahead;
 pub mod source;
 mod store;
+mod words;
 
 pub use ascending::Ascending;
 pub(crate) use by_key::ByKey;

@@ -11,6 +11,7 @@ use super::labels::Second;
 use super::libsvm::Fault;
 use super::ordered::map_in_order;
 use super::source::{Block, Blocks};
+use super::words::words;
 use super::{
     Cut, Examples, Labels, PackedRows, Shard, cache, check_shared, criteo, grouped, libsvm,
 };
@@ -204,7 +205,7 @@ impl Format {
 
     /// That of a row; `None` if it is well formed in none.
     fn of_row(text: &[u8]) -> Option<Format> {
-        let has_pair = || libsvm::words(text).nth(1).is_none_or(|(_, word)| word.contains(&b':'));
+        let has_pair = || words(text).nth(1).is_none_or(|(_, word)| word.contains(&b':'));
         match () {
             () if criteo::is_row(text) => Some(Format::Criteo),
             () if grouped::is_terafea(text) => Some(Format::Terafea),

@@ -47,7 +47,7 @@ use caravan_van::{Connections, Draft, Endpoint, KeyRange, PeerId, Pool, Shared, 
 use serde::{Deserialize, Serialize};
 
 use self::models::{Awaiting, tells_clock};
-use self::sessions::{Applied, Sender, Sessions};
+use self::sessions::{Applied, ClientSessions, Sender};
 use self::sums::Sum;
 use self::way::{Head, Lane, Posted, Way};
 use super::admission::Standing;
@@ -92,7 +92,7 @@ pub(in crate::server) struct Chain {
     is_whole: bool,
     /// The lane on which they come, until they are.
     comes_from: Option<PeerId>,
-    applied: Sessions,
+    applied: ClientSessions,
     /// The thread behind this one.
     next: Option<usize>,
     link: Link,
@@ -250,6 +250,17 @@ struct Node {
     role: u8,
 }
 
+/// The place of thread `index` in a chain, and by node and incarnation of a worker the timestamp of
+/// the last input that was applied.
+pub(super) fn log_of(
+    chain: &Chain,
+    chains: &Chains,
+    index: usize,
+) -> (Option<usize>, BTreeMap<(u32, u64), u64>) {
+    let mut threads = chains.view.chain(chain.first, chain.replicas);
+    (threads.position(|thread| thread == index), chain.applied.timestamps().collect())
+}
+
 impl Chain {
     pub(super) fn new(first: usize, spec: &TableSpec, is_whole: bool, pool: &Pool) -> Box<Chain> {
         Box::new(Chain {
@@ -258,7 +269,7 @@ impl Chain {
             is_asynchronous: spec.asynchronous,
             is_whole,
             comes_from: None,
-            applied: Sessions::new(pool),
+            applied: ClientSessions::new(pool),
             next: None,
             link: Link::Unasked,
             copying: None,
@@ -338,16 +349,6 @@ impl Chain {
                 peer.is_none_or(|peer| lanes.credits(peer) < wanted)
             }
         }
-    }
-
-    /// The thread's place in the chain.
-    pub(super) fn place(&self, chains: &Chains, index: usize) -> Option<usize> {
-        chains.view.chain(self.first, self.replicas).position(|thread| thread == index)
-    }
-
-    /// By node and incarnation of a worker, the timestamp of the last input that was applied.
-    pub(super) fn applied(&self) -> BTreeMap<(u32, u64), u64> {
-        self.applied.timestamps().collect()
     }
 
     pub(super) fn is_whole(&self) -> bool {

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use caravan_van::KeyRange;
 use serde::{Deserialize, Serialize};
 
-use super::chain::Chain;
+use super::chain::{Chain, log_of};
 use super::moving::With;
 use super::{Replica, Tables};
 use crate::table::TableSpec;
@@ -67,6 +67,18 @@ impl Served {
     }
 }
 
+/// How far the logs of a thread's shards with copies have come.
+pub(in crate::server) fn logs(tables: &Tables) -> Vec<LogStep> {
+    let Tables { entries, chains, index, .. } = tables;
+    let log = |entry: &Replica| {
+        let chain = entry.chain.as_ref()?;
+        let (place, applied) = log_of(chain, chains, *index);
+        let (table, range, is_whole) = (entry.spec.id, entry.range, chain.is_whole());
+        Some(LogStep { table, range, place, is_whole, applied })
+    };
+    entries.iter().filter_map(log).collect()
+}
+
 impl Tables {
     /// How far the copies of this thread's shards are.
     pub(in crate::server) fn copies(&self) -> Copies {
@@ -76,22 +88,6 @@ impl Tables {
             coming: sum.coming + usize::from(self.is_coming(entry)),
             ..sum
         })
-    }
-
-    /// How far the logs of this thread's shards with copies have come.
-    pub(in crate::server) fn logs(&self) -> Vec<LogStep> {
-        let Tables { entries, chains, index, .. } = self;
-        let log = |entry: &Replica| {
-            let chain = entry.chain.as_ref()?;
-            Some(LogStep {
-                table: entry.spec.id,
-                range: entry.range,
-                place: chain.place(chains, *index),
-                is_whole: chain.is_whole(),
-                applied: chain.applied(),
-            })
-        };
-        entries.iter().filter_map(log).collect()
     }
 
     /// What this thread serves, by number of the table.

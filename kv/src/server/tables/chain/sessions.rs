@@ -28,15 +28,15 @@ pub(super) struct Applied {
 }
 
 /// The sessions of a shard.
-pub(super) struct Sessions {
+pub(super) struct ClientSessions {
     applied: BTreeMap<Sender, Applied>,
     memory: Account,
 }
 
-impl Sessions {
+impl ClientSessions {
     pub(super) fn new(pool: &Pool) -> Self {
         let memory = Account::new(pool, "what was applied of whom");
-        Sessions { applied: BTreeMap::new(), memory }
+        ClientSessions { applied: BTreeMap::new(), memory }
     }
 
     /// Whether nothing was ever applied or refused.
