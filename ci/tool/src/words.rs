@@ -1,7 +1,7 @@
 //! `words`: no word that `ci/words` lists occurs in code, comments, messages and pages.
 //!
 //! A line of the list is `WORDS = what to say instead`. An identifier counts as its words: `nap` is
-//! found in `nap_ms` and in `NapState`, but not in `naps_left`. Decision records tell of their
+//! found in `nap_ms` and in `NapState`, but not in `naps_ms`. Decision records tell of their
 //! time: code that they quote may have other words.
 
 use std::path::Path;
