@@ -1,8 +1,8 @@
 //! Roles and membership: which nodes belong to the cluster, where they are, and whether they are
 //! alive.
 //!
-//! The control plane uses plain TCP, apart from the data: nodes join the [`Scheduler`], which sends
-//! them tasks and keeps barriers. The scheduler serves them on a thread of its own, so that a
+//! The control plane uses plain TCP, apart from the data: nodes join the [`SchedulerClient`], which
+//! sends them tasks and keeps barriers. The scheduler serves them on a thread of its own, so that a
 //! driver that computes for a minute keeps nobody waiting. A node has one control lane on its main
 //! thread and another on a small thread for heartbeats, so that a worker that computes for a minute
 //! still counts as alive. When a node is lost, the scheduler tells the driver and all others, whose

@@ -42,7 +42,8 @@ use crate::membership::Departed;
 use crate::node::Van;
 use crate::worker::{News, ServerAddress};
 
-/// Longest sleep while waiting: how often a caller of [`Scheduler::gather`] checks its children.
+/// Longest sleep while waiting: how often a caller of [`SchedulerClient::gather`] checks its
+/// children.
 const BACKOFF: Duration = Duration::from_millis(20);
 
 /// Sleep between two looks at whether the thread listens yet.
@@ -116,11 +117,11 @@ impl SchedulerClient {
         SchedulerClient::start(config, None)
     }
 
-    /// As [`Scheduler::bind`], with this process in the choice of the van, because it will push and
-    /// pull as well.
+    /// As [`SchedulerClient::bind`], with this process in the choice of the van, because it will
+    /// push and pull as well.
     ///
     /// # Errors
-    /// As [`Scheduler::bind`], and if a van was named and does not work here.
+    /// As [`SchedulerClient::bind`], and if a van was named and does not work here.
     pub(crate) fn bind_client(config: &ClusterConfig) -> Result<SchedulerClient> {
         let mut config = config.clone();
         // What a driver does in this process ends with it: there is nothing to come back to.
@@ -178,7 +179,7 @@ impl SchedulerClient {
     ///
     /// # Errors
     /// [`Error::Timeout`] if nothing listens at the address in `config`; [`Error::Config`] if
-    /// another driver has a job of that name; as [`Scheduler::gather`].
+    /// another driver has a job of that name; as [`SchedulerClient::gather`].
     pub(crate) fn attach(config: &NodeConfig, job: &str, visits: bool) -> Result<SchedulerClient> {
         let mut scheduler = SchedulerClient::reach(config)?;
         // Until the roster says whether it comes back.
@@ -261,7 +262,7 @@ impl SchedulerClient {
     /// The cluster, as this driver sees it.
     ///
     /// # Errors
-    /// [`Error::Config`] before [`Scheduler::gather`] has returned.
+    /// [`Error::Config`] before [`SchedulerClient::gather`] has returned.
     pub(crate) fn roster(&self) -> Result<Roster> {
         let why = "gather the cluster before you make clients of it";
         self.roster.clone().ok_or_else(|| Error::Config(why.to_owned()))
@@ -310,7 +311,7 @@ impl SchedulerClient {
         }
     }
 
-    /// All server threads of the roster, in its order; empty before [`Scheduler::gather`] has
+    /// All server threads of the roster, in its order; empty before [`SchedulerClient::gather`] has
     /// returned.
     pub fn servers(&self) -> Vec<ServerAddress> {
         self.roster.as_ref().map_or_else(Vec::new, |roster| roster.servers.clone())
@@ -331,7 +332,7 @@ impl SchedulerClient {
         self.submit_in("", target, program, &[])
     }
 
-    /// As [`Scheduler::submit`], in a part of the job, once the tasks `after` are finished.
+    /// As [`SchedulerClient::submit`], in a part of the job, once the tasks `after` are finished.
     pub(crate) fn submit_in(
         &mut self,
         part: &str,
@@ -348,13 +349,13 @@ impl SchedulerClient {
     /// Adds a task that nobody runs, and that is finished when the driver says so.
     ///
     /// # Errors
-    /// As [`Scheduler::submit`].
+    /// As [`SchedulerClient::submit`].
     pub fn promise(&mut self) -> Result<TaskId> {
         let submitted: Submitted = self.ask(&Command::Promise)?;
         submitted.started().map(TaskId)
     }
 
-    /// Finishes a task of [`Scheduler::promise`].
+    /// Finishes a task of [`SchedulerClient::promise`].
     ///
     /// # Errors
     /// [`Error::UnknownTimestamp`] if there is no such task.
@@ -368,7 +369,7 @@ impl SchedulerClient {
     /// Makes the workers forget a part of the job, and drops its tables.
     ///
     /// # Errors
-    /// As [`Scheduler::wait`].
+    /// As [`SchedulerClient::wait`].
     pub(crate) fn forget(&mut self, part: &str) -> Result<()> {
         let submitted: Submitted = self.ask(&Command::Forget { part: part.to_owned() })?;
         let task = TaskId(submitted.started()?);
@@ -478,10 +479,10 @@ impl SchedulerClient {
         Ok(())
     }
 
-    /// As [`Scheduler::poll`], for a caller that waits for something else.
+    /// As [`SchedulerClient::poll`], for a caller that waits for something else.
     ///
     /// # Errors
-    /// As [`Scheduler::check_members`].
+    /// As [`SchedulerClient::check_members`].
     pub(crate) fn glance(&mut self) -> Result<()> {
         self.poll()?;
         match self.losses.fatal.clone() {
@@ -495,11 +496,11 @@ impl SchedulerClient {
         cancelled.map_or(Ok(()), |job| Err(Error::Cancelled { job }))
     }
 
-    /// As [`Scheduler::glance`]; returns the server threads that are lost, have joined or have left
-    /// so far.
+    /// As [`SchedulerClient::glance`]; returns the server threads that are lost, have joined or
+    /// have left so far.
     ///
     /// # Errors
-    /// As [`Scheduler::check_members`].
+    /// As [`SchedulerClient::check_members`].
     pub(crate) fn news(&mut self) -> Result<News> {
         self.glance()?;
         let Losses { servers, events, .. } = &self.losses;
@@ -518,7 +519,7 @@ impl SchedulerClient {
     /// Tells everybody that the threads of a server own nothing any more, so that it can leave.
     ///
     /// # Errors
-    /// As [`Scheduler::announce_leave`].
+    /// As [`SchedulerClient::announce_leave`].
     pub(crate) fn let_leave(&mut self, server: usize, departed: Vec<Departed>) -> Result<()> {
         self.ask(&Command::Leave { server, departed })
     }
@@ -560,7 +561,7 @@ impl SchedulerClient {
     /// Lets up to this much time pass.
     ///
     /// # Errors
-    /// As [`Scheduler::poll`].
+    /// As [`SchedulerClient::poll`].
     pub(crate) fn backoff(&mut self, time: Duration) -> Result<()> {
         self.poll()?;
         self.lane.wait(time)

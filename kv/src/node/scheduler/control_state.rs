@@ -63,12 +63,12 @@ impl ControlState {
         self.sessions.say(session, Speech::Answer, timestamp, what);
     }
 
-    /// Refuses a request; as [`Plane::tell`].
+    /// Refuses a request; as [`ControlState::tell`].
     pub(super) fn refuse(&mut self, session: SessionId, timestamp: u64, why: &str) {
         self.sessions.refuse(session, timestamp, why);
     }
 
-    /// Answers a request, or refuses it; as [`Plane::tell`].
+    /// Answers a request, or refuses it; as [`ControlState::tell`].
     pub(super) fn tell_or_refuse(
         &mut self,
         session: SessionId,
@@ -81,7 +81,7 @@ impl ControlState {
         }
     }
 
-    /// Gives an order of this number; as [`Plane::tell`].
+    /// Gives an order of this number; as [`ControlState::tell`].
     pub(super) fn order(&mut self, session: SessionId, number: u64, order: &Order) {
         self.sessions.say(session, Speech::Ask, number, order);
     }
