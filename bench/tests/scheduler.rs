@@ -10,6 +10,7 @@ use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -241,9 +242,13 @@ fn jobs_outlive_their_scheduler_by_an_etcd() {
     etcd.wait().unwrap();
 }
 
-/// Waits until the cluster is complete: it has run something.
+/// Waits until the cluster is complete: it has run something. Each call has a job of its own name,
+/// as a scheduler that was killed may not have heard that the driver of the last one has ended.
 fn wait_until_complete(cluster: &Cluster, folder: &Path) {
-    let line = format!("submit first sgd --data {} --parts 2 --passes 1", points(folder).display());
+    static JOBS: AtomicU32 = AtomicU32::new(0);
+    let job = JOBS.fetch_add(1, Ordering::Relaxed);
+    let data = points(folder);
+    let line = format!("submit job{job} sgd --data {} --parts 2 --passes 1", data.display());
     let first = cluster.command(&line).output().unwrap();
     assert!(first.status.success(), "{}", text(&first.stderr));
 }
