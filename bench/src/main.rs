@@ -29,6 +29,7 @@ mod sketch;
 mod table;
 mod top;
 mod train;
+mod vans;
 
 use std::io::IsTerminal;
 use std::process::ExitCode;

@@ -10,9 +10,9 @@ use super::values::{
     FilterList, count, count_to, factor, large_count, non_negative, parse_size, parse_values,
     pauses, seconds, spells, up_to,
 };
-use crate::measure::consistency::SetUp;
-use crate::measure::fabric::Least;
-use crate::measure::failover::Fall;
+use crate::measure::consistency::rows::SetUp;
+use crate::measure::fabric::judge::Least;
+use crate::measure::failover::fall::Fall;
 use crate::measure::load::Arrivals;
 use crate::measure::load::rates::{Rate, Skew};
 use crate::measure::subject::Op;

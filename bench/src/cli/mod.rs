@@ -26,8 +26,8 @@ pub(crate) use self::steps::*;
 pub(crate) use self::table::*;
 use self::values::{address, count_to, etcd, hexadecimal, hosts, interval, numa, parse_wait};
 use crate::floor::process::Answerer;
-use crate::launch::agent::Through;
 use crate::launch::hosts::HostList;
+use crate::launch::hosts::Through;
 use crate::report::Format;
 
 /// Moves parameters: push and pull over RDMA, io_uring, shared memory or TCP, and what trains on

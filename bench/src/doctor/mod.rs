@@ -8,9 +8,7 @@ mod rdma;
 
 use anyhow::Result;
 use caravan_kv::error::with_sources;
-use caravan_kv::node::open;
 use caravan_kv::{Error, Van};
-use caravan_van::VanConfig;
 use serde::Serialize;
 
 use self::layout::Layout;
@@ -20,6 +18,7 @@ use crate::cli::ending::Usage;
 use crate::cli::{Common, DoctorArgs};
 use crate::cluster;
 use crate::report::Row;
+use crate::vans::opens;
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct VanCheck {
@@ -129,11 +128,6 @@ fn check(van: Van, carrier: &str, remedy: &str) -> VanCheck {
     VanCheck { van: van.to_string(), works, why, remedy }
 }
 
-/// Whether a van can be opened here.
-pub(crate) fn opens(van: Van) -> caravan_kv::Result<()> {
-    open(van, &VanConfig::default()).map(drop)
-}
-
 #[cfg(test)]
 mod tests {
     use caravan_kv::node::{VANS, is_built};
@@ -142,7 +136,7 @@ mod tests {
 
     #[test]
     fn every_van_is_checked_and_what_fails_has_a_remedy() {
-        let checks = checks(&rdma::find(&VanConfig::default()));
+        let checks = checks(&rdma::find(&caravan_van::VanConfig::default()));
         let vans: Vec<&str> = checks.iter().map(|check| check.van.as_str()).collect();
         assert_eq!(vans, ["rdma", "uring", "shm", "tcp", "sim"]);
         for check in checks {

@@ -62,8 +62,8 @@ use caravan_kv::{NodeConfig, Van};
 use caravan_van::Wait;
 
 use self::process::{Answerer, Process};
-use crate::doctor::opens;
 use crate::measure::subject::Subject;
+use crate::vans::opens;
 
 /// The floor for a van, and what a reader should doubt of it. Its other process runs where the
 /// server does: here, and then it ends with the floor, or beside the server on another host.

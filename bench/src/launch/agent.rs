@@ -15,23 +15,14 @@ use caravan_kv::config::join_host;
 use caravan_kv::node::own_address_towards;
 use caravan_kv::{ClusterConfig, SecretSource, spawn_node};
 use caravan_van::Secret;
-use clap::ValueEnum;
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
 use super::descendants;
+use super::hosts::Through;
 use super::protocol::{End, Hello, Node, Order, Said, VERSION, hear, say};
 use super::{child_variables, on_signals, program};
 use crate::cli::ending::NO_THREAD;
-
-/// By what the launcher has reached this host.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Through {
-    /// It is the launcher's own.
-    Here,
-    Ssh,
-    Srun,
-}
 
 /// How long processes have to end by themselves before they are killed.
 const END_WITHIN: Duration = Duration::from_secs(2);

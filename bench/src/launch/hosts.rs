@@ -6,8 +6,18 @@ use std::str::FromStr;
 
 use anyhow::{Context, Result};
 use caravan_kv::files;
+use clap::ValueEnum;
 
 use crate::cli::ending::Usage;
+
+/// By what the launcher has reached this host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Through {
+    /// It is the launcher's own.
+    Here,
+    Ssh,
+    Srun,
+}
 
 /// Most hosts of a job.
 pub(crate) const HOSTS_MAX: usize = 10_000;

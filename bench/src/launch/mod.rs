@@ -30,9 +30,8 @@ use caravan_kv::{ClusterConfig, JobRole, NodeConfig};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use self::agent::Through;
 use self::environment::{Assignment, Environment, Slot};
-use self::hosts::{Host, expand_slurm, read_file};
+use self::hosts::{Host, Through, expand_slurm, read_file};
 use self::plan::Plan;
 use crate::cli::ending::Usage;
 use crate::cli::{BenchCommand, Cli, Command, Common, LaunchArgs, ServerRole, WorkerRole};

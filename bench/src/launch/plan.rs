@@ -2,8 +2,7 @@
 
 use caravan_kv::ClusterConfig;
 
-use super::agent::Through;
-use super::hosts::Host;
+use super::hosts::{Host, Through};
 
 /// A job to launch.
 pub(super) struct Plan {

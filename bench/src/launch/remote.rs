@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use caravan_kv::how_ended;
 
-use super::agent::{Through, each_line, spawn};
-use super::hosts::Host;
+use super::agent::{each_line, spawn};
+use super::hosts::{Host, Through};
 use super::plan::Plan;
 use super::protocol::{Hello, Node, Said, hear, hear_after};
 use crate::cli::values::name;

@@ -41,8 +41,8 @@ use crate::cli::values::{name, size};
 use crate::cli::{BenchCommand, Common};
 use crate::cluster;
 use crate::doctor::machine::Machine;
-use crate::doctor::opens;
 use crate::report::Report;
+use crate::vans::opens;
 
 /// Runs `caravan bench`.
 pub(crate) fn run(common: &Common, command: &BenchCommand) -> Result<()> {

@@ -10,7 +10,7 @@
 
 mod oracle;
 mod program;
-mod rows;
+pub(crate) mod rows;
 pub(crate) mod worker;
 
 use std::collections::HashSet;
@@ -22,10 +22,9 @@ use caravan_kv::{Cluster, ClusterConfig, Launch, Target};
 use caravan_learn::dbpg::Straggle;
 use caravan_learn::replace_file::{self, replace};
 use caravan_van::sim::Stragglers;
-use clap::ValueEnum;
 
 use self::program::{Pauses, Program, Task};
-use self::rows::{Consistency, End};
+use self::rows::{Consistency, End, SetUp};
 use self::worker::{Iterates, Part};
 use crate::apps::{apps, handles};
 use crate::cli::ending::Usage;
@@ -33,27 +32,6 @@ use crate::cli::{Common, ConsistencyArgs, VanChoice};
 use crate::cluster;
 use crate::doctor::machine::Machine;
 use crate::measure::simulated::{network, patient};
-
-/// What a set of rows varies.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum SetUp {
-    /// How many keys an iteration touches: FlexPS, figure 9
-    Sparsity,
-    /// Workers of a linear regression of 960 features and 5000 examples: Parameter Database, 6.1
-    Workers,
-    /// Features of a linear regression of 500 examples: Parameter Database, 6.2
-    Features,
-}
-
-impl SetUp {
-    fn name(self) -> &'static str {
-        match self {
-            SetUp::Sparsity => "sparsity",
-            SetUp::Workers => "workers",
-            SetUp::Features => "features",
-        }
-    }
-}
 
 /// Server threads if no flag names their number: FlexPS had one for ten workers.
 const SERVERS: usize = 4;

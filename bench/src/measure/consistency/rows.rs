@@ -1,10 +1,32 @@
 //! Rows of `caravan bench consistency`, and the figures of the papers beside them.
 
+use clap::ValueEnum;
 use serde::Serialize;
 
 use crate::measure::figures::{four, three};
 use crate::plot::{self, Diagram, Line, Place, Scale};
 use crate::report::row;
+
+/// What a set of rows varies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum SetUp {
+    /// How many keys an iteration touches: FlexPS, figure 9
+    Sparsity,
+    /// Workers of a linear regression of 960 features and 5000 examples: Parameter Database, 6.1
+    Workers,
+    /// Features of a linear regression of 500 examples: Parameter Database, 6.2
+    Features,
+}
+
+impl SetUp {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            SetUp::Sparsity => "sparsity",
+            SetUp::Workers => "workers",
+            SetUp::Features => "features",
+        }
+    }
+}
 
 row! {
     /// One run of all workers.

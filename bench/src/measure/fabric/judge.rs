@@ -5,6 +5,42 @@
 //! have in common, what each sender and each receiver adds, and what is left for each link. What
 //! is left tells how noisy the matrix is, and which links stand out.
 
+use std::str::FromStr;
+
+/// The least that links may carry.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Least {
+    /// This share of the link in the middle.
+    Share(f64),
+    /// So many GB/s.
+    Rate(f64),
+}
+
+impl Least {
+    pub(super) fn of(self, middle: f64) -> f64 {
+        match self {
+            Least::Share(share) => share * middle,
+            Least::Rate(rate) => rate,
+        }
+    }
+}
+
+impl FromStr for Least {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Least, String> {
+        let (digits, is_share) = text.strip_suffix('%').map_or((text, false), |text| (text, true));
+        let number = digits.parse().ok().filter(|number: &f64| *number > 0.0);
+        match (number, is_share) {
+            (Some(percent), true) if percent <= 100.0 => Ok(Least::Share(percent / 100.0)),
+            (Some(rate), false) if rate.is_finite() => Ok(Least::Rate(rate)),
+            _ => {
+                Err(format!("{text:?} is neither a share of the median, as 90%, nor GB/s, as 11.5"))
+            }
+        }
+    }
+}
+
 /// Slowness of each link, from a host (outer) to a host (inner), as a logarithm: higher is slower.
 /// A host has no link to itself.
 pub(super) type Matrix = Vec<Vec<Option<f64>>>;

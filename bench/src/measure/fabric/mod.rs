@@ -1,19 +1,18 @@
 //! `caravan bench fabric`: latency and bandwidth of every link between hosts, and which of them are
 //! slower than the others.
 
-mod judge;
+pub(crate) mod judge;
 mod rows;
 pub(crate) mod worker;
 
 use std::net::IpAddr;
-use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use caravan_kv::{Cluster, Target};
 use serde_json::Value;
 
-use self::judge::{HOSTS_MIN, Judged, Matrix, median, repeats_deviation};
+use self::judge::{HOSTS_MIN, Judged, Least, Matrix, median, repeats_deviation};
 use self::rows::{FabricRow, LinkRow, Shown};
 use self::worker::{Links, Part, Task};
 use super::figures::{micro, milli, nano};
@@ -79,40 +78,6 @@ const SMOKE_SECONDS: f64 = 0.005;
 fn measure(cluster: &mut Cluster, task: &Task) -> Result<Vec<Value>> {
     let id = cluster.submit(Target::Workers, Links::NAME, &serde_json::to_value(task)?)?;
     Ok(cluster.wait(id)?)
-}
-
-/// The least that links may carry.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum Least {
-    /// This share of the link in the middle.
-    Share(f64),
-    /// So many GB/s.
-    Rate(f64),
-}
-
-impl Least {
-    fn of(self, middle: f64) -> f64 {
-        match self {
-            Least::Share(share) => share * middle,
-            Least::Rate(rate) => rate,
-        }
-    }
-}
-
-impl FromStr for Least {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Least, String> {
-        let (digits, is_share) = text.strip_suffix('%').map_or((text, false), |text| (text, true));
-        let number = digits.parse().ok().filter(|number: &f64| *number > 0.0);
-        match (number, is_share) {
-            (Some(percent), true) if percent <= 100.0 => Ok(Least::Share(percent / 100.0)),
-            (Some(rate), false) if rate.is_finite() => Ok(Least::Rate(rate)),
-            _ => {
-                Err(format!("{text:?} is neither a share of the median, as 90%, nor GB/s, as 11.5"))
-            }
-        }
-    }
 }
 
 /// Rows of all links, and of all together.

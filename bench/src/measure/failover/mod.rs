@@ -5,16 +5,17 @@
 //! other one to all other ranges. Both note their pauses by the clock that all processes of this
 //! host share. At the end the table has to hold what was acknowledged.
 
+pub(crate) mod fall;
 pub(crate) mod worker;
 
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use caravan_kv::{Cluster, ClusterConfig, Target, TaskId, Worker};
-use clap::ValueEnum;
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Serialize;
 
+use self::fall::Fall;
 use self::worker::{Pause, Pushed, Pushes, Task, clock, spec};
 use crate::measure::figures::{milli, nanoseconds, quantile_us, record};
 
@@ -42,16 +43,6 @@ row! {
     }
     title |_| "failover: from the fall of a server to the first acknowledged push to its range, ms";
     counts wrong;
-}
-
-/// How a server falls.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum Fall {
-    /// Its process is killed: its lanes break.
-    Kill,
-    /// Its process is stopped: it falls silent.
-    Stop,
 }
 
 /// Servers of a cluster, at least: two that go on, so that there is a copy again.
