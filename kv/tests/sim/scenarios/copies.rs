@@ -122,16 +122,20 @@ fn clients_of_one_process_are_told_apart() {
     assert_eq!(driver.join().unwrap_or_else(|stopped| panic!("{stopped}")), 6);
 }
 
+/// A cluster of which three servers may die.
+fn four_servers() -> Cluster {
+    let mut config = ClusterConfig { servers: 4, workers: 0, ..ClusterConfig::default() };
+    config.node.server_losses_max = 3;
+    Cluster::launch(&config, Launch::Simulated(Handles::default(), Apps::default())).unwrap()
+}
+
 /// Servers hear of losses from the scheduler: three die one after the other while no worker waits,
 /// and the last one has all copies.
 #[test]
 fn chains_are_filled_up_without_workers() {
     let network = Network::new(1, Faults::none());
     let driver = network.spawn("driver", |network| {
-        let mut config = ClusterConfig { servers: 4, workers: 0, ..ClusterConfig::default() };
-        config.node.server_losses_max = 3;
-        let launch = Launch::Simulated(Handles::default(), Apps::default());
-        let cluster = Cluster::launch(&config, launch).unwrap();
+        let cluster = four_servers();
         let mut client = cluster.client().unwrap();
         let [sums, steps] = tables(1).map(|spec| client.create_table(&spec).unwrap());
         let keys: Vec<u64> = (0..KEYS).collect();
@@ -220,10 +224,7 @@ fn asynchronous_copies_need_copies_and_no_model() {
 fn tables_are_listed_and_dropped_when_servers_die() {
     let network = Network::new(1, Faults::none());
     let driver = network.spawn("driver", |network| {
-        let mut config = ClusterConfig { servers: 4, workers: 0, ..ClusterConfig::default() };
-        config.node.server_losses_max = 3;
-        let launch = Launch::Simulated(Handles::default(), Apps::default());
-        let cluster = Cluster::launch(&config, launch).unwrap();
+        let cluster = four_servers();
         let mut creator = cluster.client().unwrap();
         let mut other = cluster.client().unwrap();
         let [sums, _] = tables(1).map(|spec| creator.create_table(&spec).unwrap());
