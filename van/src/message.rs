@@ -13,7 +13,7 @@ pub use self::draft::{Draft, Outgoing, Values};
 pub use self::range::KeyRange;
 use crate::error::Result;
 use crate::memory::{Buffer, Pool, Shared};
-use crate::wire::{DecodeError, Header, Kind, Layout, Offer, flags};
+use crate::wire::{DecodeError, Header, Kind, Layout, Offer, Origin, flags};
 use crate::wire::{check_key, check_keys, check_lengths, check_padding};
 
 /// Bytes of a key.
@@ -277,6 +277,13 @@ impl Message {
         Some(message)
     }
 
+    /// A message of the next `count` records at most, which stay here as well. Both share the memory
+    /// of the image.
+    pub fn first(&self, count: usize) -> Message {
+        let open = self.open.min(count);
+        Message { image: self.image.clone(), apart: self.apart.clone(), count: open, open, ..*self }
+    }
+
     #[inline(always)]
     pub(crate) fn image(&self) -> &[u8] {
         self.image.as_deref().unwrap_or(&[])
@@ -399,7 +406,29 @@ impl Message {
         if self.flags & flags::SIGNATURE == 0 {
             return None;
         }
-        Some(number(&self.image()[size_of::<Header>()..]))
+        let origin = if self.is_forwarded() { size_of::<Origin>() } else { 0 };
+        Some(number(&self.image()[size_of::<Header>() + origin..]))
+    }
+
+    /// Whether its sender forwards requests of another node.
+    #[inline]
+    pub fn is_forwarded(&self) -> bool {
+        self.flags & flags::ORIGIN != 0
+    }
+
+    /// Whether it names no list of keys, and comes from the node that has made it.
+    #[inline(always)]
+    pub fn is_direct(&self) -> bool {
+        self.flags & (flags::SIGNATURE | flags::ORIGIN) == 0
+    }
+
+    /// The node that has made the requests, if their sender forwards them.
+    pub fn origin(&self) -> Option<Origin> {
+        if !self.is_forwarded() {
+            return None;
+        }
+        let sections = &self.image()[size_of::<Header>()..];
+        Origin::read_from_prefix(sections).ok().map(|(origin, _)| origin)
     }
 
     /// The values in their sender's memory, if they are lent. They stay there while any part of

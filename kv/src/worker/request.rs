@@ -190,6 +190,7 @@ impl Worker {
             timestamp: timestamp.0,
             clock,
             range,
+            origin: None,
             offer: None,
             signature: None,
             keys,

@@ -20,7 +20,9 @@ use crate::error::Result;
 use crate::memory::{Buffer, Pool};
 use crate::message::Draft;
 use crate::transport::FRAME_PREFIX;
-use crate::wire::{BatchKey, Coding, Header, close_batch, encode_into, seal, write_sections};
+use crate::wire::{
+    BatchKey, Coding, Header, Origin, close_batch, encode_into, seal, write_sections,
+};
 
 /// Bytes of memory allocated at a time. A slot stays in the caches and holds dozens of small
 /// messages.
@@ -64,6 +66,8 @@ struct Template {
     record_bytes: usize,
     /// Header of the messages, with any timestamp.
     header: Header,
+    /// What stands behind the header of an image, if they are forwarded.
+    origin: Option<Origin>,
     /// Length of the image of one message.
     image_bytes: usize,
 }
@@ -131,7 +135,7 @@ impl Packer {
     ) -> Option<&mut [u8]> {
         let memory = self.memory.as_mut()?;
         if self.end == 0 {
-            let header = &self.template.as_ref()?.header;
+            let Template { header, origin, .. } = self.template.as_ref()?;
             let (prefix, image) = memory.split_at_mut_checked(FRAME_PREFIX)?;
             let (place, sections) =
                 image.get_mut(..image_bytes)?.split_first_chunk_mut::<{ size_of::<Header>() }>()?;
@@ -142,6 +146,9 @@ impl Packer {
             let records_at = end.next_multiple_of(8);
             self.batch = Some(OpenBatch { at: FRAME_PREFIX, records_at });
             self.end = end;
+            let Some(origin) = origin else { return Some(sections) };
+            let (place, sections) = sections.split_at_mut_checked(size_of::<Origin>())?;
+            place.copy_from_slice(origin.as_bytes());
             return Some(sections);
         }
         self.batch.as_ref()?;
@@ -209,7 +216,8 @@ impl Packer {
             let (header, _) = Header::read_from_prefix(&memory[at..]).expect("it was laid there");
             let reply = key.reply();
             let record_bytes = key.record_bytes();
-            Template { key, reply, record_bytes, header, image_bytes: len }
+            let origin = draft.origin;
+            Template { key, reply, record_bytes, header, origin, image_bytes: len }
         });
         Ok(())
     }

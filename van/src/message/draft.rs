@@ -8,7 +8,7 @@ use super::KeyRange;
 use crate::error::Result;
 use crate::memory::{Buffer, Pool, Shared};
 use crate::transport::FRAME_PREFIX;
-use crate::wire::{Header, Kind, Offer, TRAILER};
+use crate::wire::{Header, Kind, Offer, Origin, TRAILER};
 
 /// A message to send. Start from [`Draft::new`] and fill it in; [`crate::encode`] encodes it.
 pub struct Draft<'a> {
@@ -26,6 +26,8 @@ pub struct Draft<'a> {
     pub clock: u64,
     /// The key range, in which all keys lie.
     pub range: KeyRange,
+    /// The node that has made the request, if this one forwards it.
+    pub origin: Option<Origin>,
     /// Memory that the receiver may write once; in a request, for its placed answer.
     pub offer: Option<Offer>,
     /// Signature of the list of keys, under which the receiver knows it or remembers it.
@@ -51,6 +53,7 @@ impl Draft<'_> {
             timestamp: 0,
             clock: 0,
             range: KeyRange::ALL,
+            origin: None,
             offer: None,
             signature: None,
             keys: &[],
@@ -65,7 +68,8 @@ impl Draft<'_> {
         let offer = if self.offer.is_some() { size_of::<Offer>() } else { 0 };
         let lengths = size_of_val(self.lengths).next_multiple_of(8);
         let signature = if self.signature.is_some() { size_of::<u64>() } else { 0 };
-        let sections = signature + offer + size_of_val(self.keys) + lengths;
+        let origin = if self.origin.is_some() { size_of::<Origin>() } else { 0 };
+        let sections = origin + signature + offer + size_of_val(self.keys) + lengths;
         (size_of::<Header>() + sections).saturating_add(self.values.len())
     }
 }

@@ -471,7 +471,7 @@ fn bits(words: u8) -> impl Iterator<Item = usize> {
     })
 }
 
-const _: () = assert!(VERSION == 8, "a change of the records above is a new version");
+const _: () = assert!(VERSION == 9, "a change of the records above is a new version");
 const _: () = assert!(LINES.is_power_of_two() && INLINE_BYTES_MAX <= 0xffff);
 
 #[cfg(test)]

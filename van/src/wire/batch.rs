@@ -2,8 +2,8 @@
 //! values. Its messages share a header, and each is a record.
 //!
 //! ```text
-//! header, offer, key, values, zeros to 8        the first, as it would be alone
-//! timestamp, offer, key, values, zeros to 8     each of those behind it: a record
+//! header, origin, offer, key, values, zeros to 8    the first, as it would be alone
+//! timestamp, offer, key, values, zeros to 8         each of those behind it: a record
 //! ```
 //!
 //! Either all messages have an offer, or none has. A request names one key, a reply none. The kind
@@ -15,7 +15,7 @@
 use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::{ALIGN, Header, Kind, Offer};
+use super::{ALIGN, Header, Kind, Offer, Origin};
 use crate::message::{Draft, KeyRange};
 
 /// Bytes of a record's timestamp, in front of its offer, if any, and its key.
@@ -30,6 +30,7 @@ pub(crate) struct BatchKey {
     table: u32,
     clock: u64,
     range: KeyRange,
+    origin: Option<Origin>,
     has_offers: bool,
     value_bytes: usize,
 }
@@ -37,11 +38,12 @@ pub(crate) struct BatchKey {
 impl BatchKey {
     /// Returns the key of a message to which others can be added as records, if they can.
     pub(crate) fn of(draft: &Draft<'_>) -> Option<BatchKey> {
-        let Draft { kind, op, command, table, clock, range, .. } = *draft;
+        let Draft { kind, op, command, table, clock, range, origin, .. } = *draft;
         keys_of(kind)?;
         let has_offers = draft.offer.is_some();
         let value_bytes = draft.values.len();
-        let key = BatchKey { kind, op, command, table, clock, range, has_offers, value_bytes };
+        let key =
+            BatchKey { kind, op, command, table, clock, range, origin, has_offers, value_bytes };
         key.fits(draft).then_some(key)
     }
 
@@ -53,6 +55,7 @@ impl BatchKey {
             && (draft.kind, draft.op, draft.table) == (self.kind, self.op, self.table)
             && (draft.command, draft.clock) == (self.command, self.clock)
             && draft.range == self.range
+            && draft.origin == self.origin
             && draft.offer.is_some() == self.has_offers
             && draft.lengths.is_empty()
             && draft.signature.is_none()
@@ -60,9 +63,10 @@ impl BatchKey {
 
     /// The table and the value bytes, if the messages are replies with only values.
     pub(crate) fn reply(&self) -> Option<(u32, usize)> {
-        let BatchKey { kind, op, command, table, clock, range, has_offers, value_bytes } = *self;
+        let BatchKey { kind, op, command, table, clock, range, origin, has_offers, value_bytes } =
+            *self;
         let is_plain = (kind, op, command, clock, range) == (Kind::Reply, 0, 0, 0, KeyRange::ALL);
-        (is_plain && !has_offers).then_some((table, value_bytes))
+        (is_plain && !has_offers && origin.is_none()).then_some((table, value_bytes))
     }
 
     #[inline]

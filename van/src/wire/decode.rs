@@ -150,7 +150,7 @@ pub(super) fn check_header(header: &Header) -> Result<Kind, DecodeError> {
         return Err(DecodeError::Version { version: header.version });
     }
     let kind = Kind::from_raw(header.kind).ok_or(DecodeError::UnknownKind { kind: header.kind })?;
-    if header.flags & !(flags::OFFER | flags::SIGNATURE) != 0 {
+    if header.flags & !flags::PLAIN != 0 {
         check_flags(header, kind)?; // some section is coded or apart
     }
     Ok(kind)

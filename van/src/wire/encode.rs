@@ -7,8 +7,8 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::snappy::Compressor;
 use super::{
-    ALIGN, CHECKSUM, Header, MAGIC, Offer, Section, TRAILER, VERSION, ascend, checksum, delta,
-    flags, key_outside, snappy_flag,
+    ALIGN, CHECKSUM, Header, MAGIC, Offer, Origin, Section, TRAILER, VERSION, ascend, checksum,
+    delta, flags, key_outside, snappy_flag,
 };
 use crate::error::{Error, Result};
 use crate::memory::{Pool, Shared};
@@ -122,6 +122,10 @@ fn write_image(
 ) -> Result<(usize, Option<Shared>)> {
     let Draft { range, keys, lengths, .. } = *draft;
     let mut image = Image::new(place, coding, pool);
+    if let Some(origin) = &draft.origin {
+        image.append(size_of::<Origin>(), |place| place.copy_from_slice(origin.as_bytes()));
+        image.flags |= flags::ORIGIN;
+    }
     if let Some(signature) = draft.signature {
         let bytes = signature.to_le_bytes();
         image.append(bytes.len(), |place| place.copy_from_slice(&bytes));
@@ -235,6 +239,7 @@ impl Plan {
         let head_bytes = size_of::<Header>()
             .saturating_add(if draft.offer.is_some() { size_of::<Offer>() } else { 0 })
             .saturating_add(if draft.signature.is_some() { size_of::<u64>() } else { 0 })
+            .saturating_add(if draft.origin.is_some() { size_of::<Origin>() } else { 0 })
             .saturating_add(key_bytes.next_multiple_of(ALIGN))
             .saturating_add(length_bytes.next_multiple_of(ALIGN))
             .saturating_add(if inside { value_bytes } else { 0 });

@@ -9,12 +9,12 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub const MAGIC: u32 = u32::from_le_bytes(*b"CRVN");
 
 /// Version of all layouts in this file, of streams and of rings in shared memory.
-pub const VERSION: u8 = 8;
+pub const VERSION: u8 = 9;
 
 /// First 64 bytes of every message: one cache line, without padding.
 ///
-/// The sections follow, each 8-byte aligned: a signature if [`flags::SIGNATURE`], an [`Offer`] if
-/// [`flags::OFFER`], keys, lengths, values.
+/// The sections follow, each 8-byte aligned: an [`Origin`] if [`flags::ORIGIN`], a signature if
+/// [`flags::SIGNATURE`], an [`Offer`] if [`flags::OFFER`], keys, lengths, values.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -115,10 +115,15 @@ pub mod flags {
     /// The signature of a list of keys, 8 bytes, follows the header. The receiver remembers the
     /// keys of the message under it. A message without keys names a remembered list.
     pub const SIGNATURE: u8 = 64;
+    /// An [`Origin`](super::Origin) follows the header: the sender forwards the request of another
+    /// node.
+    pub const ORIGIN: u8 = 128;
+    /// Flags of sections that lie as they are: nothing is coded, and the values are not apart.
+    pub(crate) const PLAIN: u8 = OFFER | SIGNATURE | ORIGIN;
     /// Some section is coded.
     pub(crate) const CODED: u8 = KEYS_DELTA | KEYS_SNAPPY | LENGTHS_SNAPPY | VALUES_SNAPPY;
     /// All flags.
-    pub const ALL: u8 = 127;
+    pub const ALL: u8 = 255;
 }
 
 /// Memory that one node lets one peer write, once.
@@ -146,6 +151,33 @@ pub struct Offer {
 }
 
 const _: () = assert!(size_of::<Offer>() == 24);
+
+/// The node that has made a request which another one forwards. The timestamp of the message is
+/// that of the request.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
+)]
+#[repr(C)]
+pub struct Origin {
+    /// [`Hello::incarnation`] of the node.
+    pub incarnation: U64,
+    /// Id of the node.
+    pub node: U32,
+    /// Nothing, so that the next section is aligned.
+    pub reserved: U32,
+}
+
+const _: () = assert!(size_of::<Origin>() == 16);
 
 /// Data that each side of a new connection sends, sealed with the job's secret: see `handshake.rs`.
 #[derive(

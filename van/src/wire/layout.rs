@@ -6,7 +6,7 @@
 use zerocopy::little_endian::U64;
 
 use super::batch::{TIMESTAMP, keys_of};
-use super::{ALIGN, DecodeError, Header, Kind, Offer, flags};
+use super::{ALIGN, DecodeError, Header, Kind, Offer, Origin, flags};
 use crate::message::KeyRange;
 use crate::transport::WRITE_BYTES_MAX;
 
@@ -45,6 +45,15 @@ fn layout_words(header: &Header) -> [u64; 5] {
     let [kind, _, _, _, begin, end, keys, values]: &[U64; 8] = zerocopy::transmute_ref!(header);
     let values = values.get() & u64::from(u32::MAX); // without the checksum above them
     [kind.get(), begin.get(), end.get(), keys.get(), values]
+}
+
+/// Bytes between the header and the keys of the first record.
+#[inline]
+fn bytes_before_keys(flags: u8) -> usize {
+    let has = |flag: u8, bytes: usize| if flags & flag == 0 { 0 } else { bytes };
+    has(flags::ORIGIN, size_of::<Origin>())
+        + has(flags::SIGNATURE, size_of::<u64>())
+        + has(flags::OFFER, size_of::<Offer>())
 }
 
 impl Layout {
@@ -110,9 +119,7 @@ impl Layout {
         let flags = header.flags;
         let [key_bytes, length_bytes, value_bytes] =
             [header.key_bytes, header.length_bytes, header.value_bytes].map(|n| n.get() as usize);
-        let signature = if flags & flags::SIGNATURE == 0 { 0 } else { size_of::<u64>() };
-        let offer = if flags & flags::OFFER == 0 { 0 } else { size_of::<Offer>() };
-        let keys_at = size_of::<Header>() + signature + offer;
+        let keys_at = size_of::<Header>() + bytes_before_keys(flags);
         // Three sections of 32-bit lengths cannot overflow 64 bits.
         let align = |end: u64| end.next_multiple_of(ALIGN as u64);
         let values_from = align(align(key_bytes as u64) + length_bytes as u64);
@@ -135,7 +142,7 @@ impl Layout {
                 false => Err(DecodeError::TooLong { have, need: WRITE_BYTES_MAX }),
             };
         }
-        let is_plain = flags & !(flags::OFFER | flags::SIGNATURE) == 0;
+        let is_plain = flags & !flags::PLAIN == 0;
         let is_uncovered = flags & flags::VALUES_UNCOVERED != 0;
         Ok(Layout {
             kind,
@@ -163,14 +170,15 @@ impl Layout {
         let offer = if flags & flags::OFFER == 0 { 0 } else { size_of::<Offer>() };
         let sections = keys.saturating_add(values.saturating_add(ALIGN - 1) / ALIGN * ALIGN);
         let record = TIMESTAMP.saturating_add(offer).saturating_add(sections);
-        if flags & !flags::OFFER != 0
+        if flags & !(flags::OFFER | flags::ORIGIN) != 0
             || keys_of(kind).is_none_or(|count| keys != size_of::<u64>() * count)
             || records == 0
             || !records.is_multiple_of(record)
         {
             return Err(DecodeError::Batch { keys, values, records });
         }
-        let first = size_of::<Header>() + record - TIMESTAMP;
+        let keys_at = size_of::<Header>() + bytes_before_keys(flags);
+        let first = keys_at + sections;
         let end = first.saturating_add(records);
         if have < end {
             return Err(DecodeError::TooShort { what: "its records", have, need: end });
@@ -178,7 +186,7 @@ impl Layout {
         Ok(Layout {
             kind: if kind == Kind::Requests { Kind::Request } else { Kind::Reply },
             flags,
-            keys_at: size_of::<Header>() + offer,
+            keys_at,
             key_bytes: keys,
             length_bytes: 0,
             value_bytes: values,

@@ -1,6 +1,7 @@
 //! The wire format: bytes in, bytes out. No I/O, no clock, no unsafe.
 //!
-//! A message image is one piece: header, signature and [`Offer`] if flagged, keys, lengths, values.
+//! A message image is one piece: header, [`Origin`], signature and [`Offer`] if flagged, keys,
+//! lengths, values.
 //! Each section starts at a multiple of 8, with zeros in between; the values end the image.
 //!
 //! A frame holds one or more images, each at a multiple of 8, with zeros in between and nothing
@@ -29,7 +30,7 @@ pub(crate) use decode::{check_key, check_keys, check_lengths, expand};
 pub(crate) use decode::{decode, decode_landed, decode_lent};
 pub use encode::{Coding, encode};
 pub(crate) use encode::{encode_into, seal};
-pub use header::{Beside, Header, Hello, Kind, MAGIC, Offer, VERSION, flags};
+pub use header::{Beside, Header, Hello, Kind, MAGIC, Offer, Origin, VERSION, flags};
 pub use images::Images;
 pub(crate) use layout::Layout;
 pub(crate) use peek::{Peeked, peek, peek_landed};

@@ -6,13 +6,13 @@
 
 mod mutated;
 
-use caravan_van::wire::{DecodeError, Header, Images, Kind, Offer, flags};
+use caravan_van::wire::{DecodeError, Header, Images, Kind, Offer, Origin, flags};
 use caravan_van::{
     Buffer, Coding, Draft, Error, FRAME_PREFIX, KeyRange, Message, Outgoing, Pool, Values, encode,
 };
 use proptest::collection::{btree_set, vec};
 use proptest::prelude::*;
-use zerocopy::little_endian::U64;
+use zerocopy::little_endian::{U32, U64};
 
 /// Where the checksum stands in an image.
 const CHECKSUM: std::ops::Range<usize> = 60..64;
@@ -31,6 +31,7 @@ struct Content {
     numbers: [u64; 4],
     range: KeyRange,
     offer: Option<Offer>,
+    origin: Option<Origin>,
     signature: Option<u64>,
     keys: Vec<u64>,
     lengths: Vec<u32>,
@@ -55,6 +56,7 @@ impl Content {
             clock: self.numbers[3],
             range: self.range,
             offer: self.offer,
+            origin: self.origin,
             signature: self.signature,
             keys: &self.keys,
             lengths: &self.lengths,
@@ -69,7 +71,7 @@ impl Content {
         assert_eq!((message.table(), message.command()), (table, command));
         assert_eq!((message.timestamp(), message.clock()), (self.numbers[2], self.numbers[3]));
         assert_eq!((message.range(), message.offer()), (self.range, self.offer));
-        assert_eq!(message.signature(), self.signature);
+        assert_eq!((message.origin(), message.signature()), (self.origin, self.signature));
         assert_eq!((message.keys(), message.lengths()), (&self.keys[..], &self.lengths[..]));
         assert_eq!(message.values(), &self.values[..]);
     }
@@ -130,16 +132,33 @@ fn contents() -> impl Strategy<Value = Content> {
     ];
     let carriers = prop_oneof![Just(Carrier::Copied), Just(Carrier::Written), Just(Carrier::Apart)];
     let sections = (keys(), proptest::option::of(0..5u32), values, carriers);
-    let before = (proptest::option::of(offers), proptest::option::of(any::<u64>()));
+    let origins = any::<(u64, u32)>().prop_map(|(incarnation, node)| Origin {
+        incarnation: U64::new(incarnation),
+        node: U32::new(node),
+        reserved: U32::new(0),
+    });
+    let (origins, signatures) = (proptest::option::of(origins), proptest::option::of(any::<u64>()));
+    let before = (origins, proptest::option::of(offers), signatures);
     (kinds(), any::<[u64; 4]>(), before, sections).prop_map(
-        |(kind, numbers, (offer, signature), ((range, keys), length, values, carrier))| {
+        |(kind, numbers, (origin, offer, signature), ((range, keys), length, values, carrier))| {
             let lengths = match length {
                 Some(most) => {
                     keys.iter().map(|&key| (key % (u64::from(most) + 1)) as u32).collect()
                 }
                 None => Vec::new(),
             };
-            Content { kind, numbers, range, offer, signature, keys, lengths, values, carrier }
+            Content {
+                kind,
+                numbers,
+                range,
+                offer,
+                origin,
+                signature,
+                keys,
+                lengths,
+                values,
+                carrier,
+            }
         },
     )
 }
@@ -251,6 +270,7 @@ fn a_frame_of_several_is_held_to_its_form() {
         numbers: [1, 2, 3, 4],
         range: KeyRange::ALL,
         offer: None,
+        origin: None,
         signature: None,
         keys: vec![7],
         lengths: Vec::new(),

@@ -22,6 +22,7 @@ fn corpus() -> Vec<Vec<u8>> {
             numbers: [1, 2, 3, 4],
             range: KeyRange::new(1000, 200_000).unwrap(),
             offer: (with_offer == 1).then_some(offer),
+            origin: (case % 7 == 0).then_some(Origin::default()),
             signature: (case % 5 == 0).then_some(5),
             lengths: if with_lengths == 1 { vec![2; keys.len()] } else { Vec::new() },
             values: (0..count * 3).map(|i| i as u8 / 16).collect(),
@@ -85,7 +86,8 @@ fn fit(image: &mut Vec<u8>) {
         .map(|bytes| bytes.get() as usize);
     let offer = if header.flags & flags::OFFER != 0 { size_of::<Offer>() } else { 0 };
     let signature = if header.flags & flags::SIGNATURE != 0 { size_of::<u64>() } else { 0 };
-    let before = size_of::<Header>() + signature + offer + keys.next_multiple_of(8);
+    let origin = if header.flags & flags::ORIGIN != 0 { size_of::<Origin>() } else { 0 };
+    let before = size_of::<Header>() + origin + signature + offer + keys.next_multiple_of(8);
     let need = before + lengths.next_multiple_of(8) + values;
     if need <= 1 << 14 {
         image.resize(need, 0);

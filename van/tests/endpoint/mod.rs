@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use caravan_van::sim::{Faults, Network, SimTransport, for_each_seed};
-use caravan_van::wire::{Coding, Kind, Offer};
+use caravan_van::wire::{Coding, Kind, Offer, Origin};
 use caravan_van::{
     Arrival, Buffer, Draft, Endpoint, Error, Event, FRAME_PREFIX, Message, PeerId, Transport,
     Values, VanConfig, encode,

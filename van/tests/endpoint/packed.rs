@@ -217,6 +217,63 @@ fn offers_come_in_runs() {
     }
 }
 
+/// Goal: forwarded requests of one origin are a run, of which the first ones can be kept while the
+/// others are read. Method: two origins in turn, and the same frame layout over and over.
+#[test]
+fn forwarded_requests_of_one_origin_come_in_runs() {
+    let network = Network::new(1, Faults::none());
+    let (mut a, mut b) = pair(&network, &config(8192, 200, 64 * MIB));
+    let origin = |node: u32| Origin {
+        node: node.into(),
+        incarnation: (9 << 40).into(),
+        ..Origin::default()
+    };
+    for round in 0..4 {
+        for number in 0..40 {
+            let values = [number as u8; 6];
+            let (keys, values) = (&[number][..], Values::Copied(&values));
+            let origin = Some(origin(number as u32 / 10 % 2));
+            let draft =
+                Draft { keys, values, origin, timestamp: number, ..Draft::new(Kind::Request) };
+            a.endpoint.lanes.post(a.peer, draft, &mut Coding::plain()).unwrap();
+        }
+        let mut kept = Vec::new();
+        let mut next = 0;
+        while next < 40 {
+            a.endpoint.poll().unwrap();
+            b.endpoint.wait(BACKOFF).unwrap();
+            b.endpoint.poll().unwrap();
+            while let Some(arrival) = b.endpoint.take() {
+                let Arrival::Message { peer } = arrival else { panic!("{arrival:?}") };
+                assert_eq!(b.endpoint.inbox.message().len(), 10, "round {round}");
+                let message = b.endpoint.inbox.message_mut();
+                assert!(message.is_forwarded() && !message.is_direct());
+                kept.push(message.first(4));
+                for _ in 0..10 {
+                    assert_eq!(message.origin(), Some(origin(next as u32 / 10 % 2)));
+                    assert_eq!(
+                        (message.timestamp(), message.keys(), message.values()),
+                        (next, &[next][..], &[next as u8; 6][..])
+                    );
+                    message.advance();
+                    next += 1;
+                }
+                (next - 10..next).for_each(|it| b.endpoint.lanes.answer(peer, it).unwrap());
+            }
+        }
+        for (at, mut message) in (0..).zip(kept) {
+            for number in at * 10..at * 10 + 4 {
+                assert_eq!(message.origin(), Some(origin(at as u32 % 2)));
+                assert_eq!((message.timestamp(), message.keys()), (number, &[number][..]));
+                message.advance();
+            }
+            assert!(message.is_empty());
+        }
+        settle(&mut a, &mut b);
+    }
+    assert_eq!(a.endpoint.lanes.credits(a.peer), 200);
+}
+
 /// Goal: a lane that goes while messages wait in its open frame is reported once, and takes nothing
 /// any more.
 #[test]

@@ -502,4 +502,4 @@ fn skew_behind(padding: usize, staging: &[u8]) -> usize {
     (staging.as_ptr() as usize + padding).wrapping_neg() % ALIGN
 }
 
-const _: () = assert!(VERSION == 8, "a change of the units above is a new version");
+const _: () = assert!(VERSION == 9, "a change of the units above is a new version");
