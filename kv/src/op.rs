@@ -102,14 +102,15 @@ operations! {
     /// From a thread of a shard's chain to the next one: follow. The answer's value says whether
     /// that has a whole copy.
     Follow = 25 by Server,
-    /// The inputs of a request, which the sender has applied.
-    Replicate = 26 by Server,
+    /// Nothing but an answer to a forwarded request, which names its shard by the range: all copies
+    /// behind the sender of the request have it; or, as a failure, why there is none any more.
+    Record = 26 by Nobody,
     /// The copy is whole. The values say what was applied of whom.
     Whole = 27 by Server,
     /// A failure: the server thread that asked counts as lost or has left, or the one that was
     /// asked leaves.
     Lost = 28 by Nobody,
-    /// In the head of [`Op::Replicate`]: a request that was refused, so that no copy takes it for
+    /// Forwarded: a request that was refused, so that no copy takes it for
     /// one that was applied.
     Refused = 29 by Nobody,
     /// The server thread is to take no shard from now on, as it will leave the cluster. The values

@@ -277,6 +277,17 @@ impl Message {
         Some(message)
     }
 
+    /// Keeps the next `count` records at most.
+    pub fn truncate(&mut self, count: usize) {
+        self.open = self.open.min(count);
+        self.count = self.open;
+    }
+
+    /// Passes `count` records, or all that are left.
+    pub fn pass(&mut self, count: usize) {
+        (0..count.min(self.open)).for_each(|_| self.advance());
+    }
+
     /// A message of the next `count` records at most, which stay here as well. Both share the memory
     /// of the image.
     pub fn first(&self, count: usize) -> Message {
@@ -369,6 +380,16 @@ impl Message {
         match &self.apart {
             None => &self.image()[self.keys_at + self.values_from..][..self.value_bytes],
             Some(values) => values,
+        }
+    }
+
+    /// Values of the next record, which share the memory of the message.
+    pub fn share_values(&self) -> Shared {
+        match &self.apart {
+            None => self.part(
+                self.keys_at + self.values_from..self.keys_at + self.values_from + self.value_bytes,
+            ),
+            Some(values) => values.clone(),
         }
     }
 

@@ -16,6 +16,7 @@ mod whole;
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
+use std::rc::Rc;
 
 use caravan_van::wire::Offer;
 use caravan_van::{Connections, Message, PeerId, Pool};
@@ -168,7 +169,7 @@ impl Tables {
         lanes: &mut Connections,
         client: Client,
         message: &mut Message,
-        list: Option<&List>,
+        list: Option<&Rc<List>>,
         admitted: Admitted,
     ) -> caravan_van::Result<Step> {
         let peer = client.peer;
@@ -185,7 +186,7 @@ impl Tables {
             match trouble {
                 Trouble::Moved(to) => {
                     self.note_sent_back(message.table(), message.range().begin(), peer);
-                    send_back(lanes, peer, message, list, to)?;
+                    send_back(lanes, peer, message, list.map(|list| &**list), to)?;
                 }
                 other => answer_trouble(lanes, reply_to, other)?,
             }
@@ -200,7 +201,7 @@ impl Tables {
         lanes: &mut Connections,
         client: Client,
         message: &mut Message,
-        list: Option<&List>,
+        list: Option<&Rc<List>>,
         admitted: Admitted,
     ) -> Result<Step, Trouble> {
         if message.is_empty() {
@@ -225,7 +226,7 @@ impl Tables {
         lanes: &mut Connections,
         client: Client,
         message: &mut Message,
-        list: Option<&List>,
+        list: Option<&Rc<List>>,
         admitted: Admitted,
     ) -> Result<Step, Trouble> {
         let Some(Op::Push) = Op::from_raw(message.op() & !BITS) else {
@@ -255,7 +256,7 @@ impl Tables {
         lanes: &mut Connections,
         client: Client,
         message: &mut Message,
-        list: Option<&List>,
+        list: Option<&Rc<List>>,
         admitted: Admitted,
         op: Op,
     ) -> Result<Step, Trouble> {
@@ -274,7 +275,7 @@ impl Tables {
         lanes: &mut Connections,
         client: Client,
         message: &mut Message,
-        list: Option<&List>,
+        list: Option<&Rc<List>>,
         admitted: Admitted,
         op: Op,
     ) -> Result<Step, Trouble> {
@@ -291,7 +292,7 @@ impl Tables {
         lanes: &mut Connections,
         client: Client,
         message: &mut Message,
-        list: Option<&List>,
+        list: Option<&Rc<List>>,
         admitted: Admitted,
         op: Op,
     ) -> Result<Step, Trouble> {
@@ -303,6 +304,7 @@ impl Tables {
             check_block(op, entry)?;
         }
         let mut common = Request::of(message, op, client.node);
+        let list = list.map(|list| &**list);
         common.rows = list.map(|list| &list.rows);
         let has_offers = message.has_offers();
         let is_own = entry.range.contains(message.range().last());

@@ -1,19 +1,19 @@
 //! Copies of a shard along a chain of server threads.
 //!
-//! The first thread of a chain serves the shard's requests. It applies one, passes its inputs on to
-//! the next thread (`Replicate`), and answers when that has confirmed it; that one answers when the
-//! next has, and the last one at once. A pull passes on no inputs, and its answer waits likewise:
-//! no worker ever reads what the death of a thread could undo, or what a thread serves that does
-//! not know that it counts as lost. All of a chain apply the same pushes in the same order, so any
-//! rule that computes the same from the same inputs has equal copies. Commands are inputs like
-//! pushes.
+//! The head of a chain serves the shard's requests. It applies one, forwards it to its successor as
+//! it was received, with the name of its worker, and answers when that has confirmed it
+//! (`Record`); that one confirms when the next has, and the tail at once. A pull is forwarded
+//! without values, and its answer waits likewise: no worker ever reads what the death of a thread
+//! could undo, or what a thread serves that does not know that it counts as lost. All of a chain
+//! apply the same pushes in the same order, so any rule that computes the same from the same
+//! requests has equal copies. Commands are records like pushes.
 //!
 //! Each shard knows of each worker the last timestamp that it has applied, since a worker's
 //! requests to a shard come in the order of their timestamps. A push that comes again is not
 //! applied again, or refused again if it was; of commands the answer to a worker's last one is
 //! kept, for the same reason. Joins, clocks and leaves of a table with a consistency model are
-//! inputs, too (`models.rs`). What is not confirmed is kept, and goes again to whoever follows
-//! after a loss. Invariant: the log of each replica is a prefix of the log of its
+//! records, too (`models.rs`). What is not confirmed stays in the log (`log.rs`), and goes again to
+//! whoever follows after a loss. Invariant: the log of each replica is a prefix of the log of its
 //! predecessor, and every acknowledged record is in all of them.
 //!
 //! Under BSP all pushes of an iteration are applied at its end, one behind the other. They go on
@@ -25,12 +25,16 @@
 //! itself asks it to follow (`Follow`). If that has no copy, it gets one: all rows, a piece at a
 //! time beside other work (`Rows`), pushes meanwhile, and at the end what was applied of whom, and
 //! how far the workers are (`Whole`). A shard that is no rows goes as an image of one moment, and
-//! before the copy is whole the inputs since. This is chain replication of van Renesse and
+//! before the copy is whole the records since. This is chain replication of van Renesse and
 //! Schneider (OSDI 2004), with reads at the head that the tail confirms.
+//!
+//! `serve.rs` has the head's side, `follow.rs` that of the others.
 //!
 //! Path: codec > thread > **tables** > shard > store > answer.
 
+mod follow;
 mod gathered;
+mod log;
 mod models;
 mod serve;
 mod sessions;
@@ -43,13 +47,14 @@ use std::ops::AddAssign;
 use std::time::Duration;
 
 use caravan_van::wire::Kind;
-use caravan_van::{Connections, Draft, Endpoint, KeyRange, PeerId, Pool, Shared, Values};
+use caravan_van::{Connections, Draft, Endpoint, PeerId, Pool, Shared, Values};
 use serde::{Deserialize, Serialize};
 
+use self::log::{Entry, Log, Place};
 use self::models::{Awaiting, tells_clock};
 use self::sessions::{Applied, ClientSessions, Sender};
 use self::sums::Sum;
-use self::way::{Head, Lane, Posted, Way};
+use self::way::{Lane, Posted, Way};
 use super::admission::Standing;
 use super::cut::put;
 use super::image::Outgoing;
@@ -57,15 +62,15 @@ use super::moving::UNANSWERED_MAX;
 use super::{AdmissionController, Held};
 use crate::membership::Membership;
 use crate::op::Op;
-use crate::server::answer::{ReplyTo, collect, gather, post_values, refuse};
+use crate::server::answer::{collect, gather};
 use crate::server::shard::{Extract, Request, Shard};
 use crate::table::TableSpec;
 
 /// Time between two attempts to reach a thread.
 pub(in crate::server) const RETRY: Duration = Duration::from_millis(20);
 
-/// Bytes of inputs to a shard that are kept while its image goes to the next thread; requests wait
-/// when there are as many.
+/// Bytes of records that are kept while the image of their shard goes to the next thread; requests
+/// wait when there are as many.
 const BEHIND_BYTES_MAX: usize = 1 << 20;
 
 /// The body of [`Op::Follow`].
@@ -93,23 +98,37 @@ pub(in crate::server) struct Chain {
     /// The lane on which they come, until they are.
     comes_from: Option<PeerId>,
     applied: ClientSessions,
+    /// Where this thread stands, as of the last view that was looked at.
+    seen: Seen,
     /// The thread behind this one.
     next: Option<usize>,
     link: Link,
     /// The copy that it gets, if that is an image.
     copying: Option<Box<Copying>>,
-    /// What the next thread has not confirmed, in the order in which it was applied.
-    unconfirmed: VecDeque<Unconfirmed>,
-    /// How many of these, from the front, were posted on the present lane.
-    posted: usize,
+    /// What the next thread has not confirmed.
+    log: Log,
     /// What was applied and is to go on together; nothing else is applied before it has.
-    gathered: Vec<Unconfirmed>,
+    gathered: Vec<Entry>,
     /// What was applied and is to go on as sums, in their order.
     sums: VecDeque<Sum>,
     /// Requests that wait for room or for the next thread.
     held: VecDeque<Held>,
     /// Requests that wait for the table's model, in its order, and that of their arrival.
     awaiting: Vec<Awaiting>,
+}
+
+/// Where a thread stands in a chain.
+#[derive(Debug, Default, Clone, Copy)]
+struct Seen {
+    /// Number of the view.
+    view: u64,
+    /// Whether it is the head.
+    is_first: bool,
+    /// Whether it counts as lost, or has left.
+    is_gone: bool,
+    next: Option<usize>,
+    /// How many threads follow it.
+    behind: usize,
 }
 
 /// How far the next thread follows.
@@ -141,41 +160,8 @@ struct Rest {
 /// A copy that the next thread gets as an image.
 struct Copying {
     image: Outgoing,
-    /// Bytes of inputs since its moment, which go behind it.
+    /// Bytes of records since its moment, which go behind it.
     behind: usize,
-}
-
-/// A request that was applied here, or several that go on together.
-struct Unconfirmed {
-    /// Number of the message that took it to the next thread; 0 before there is one.
-    number: u64,
-    inputs: Inputs,
-    /// To those who wait for an answer.
-    replies: Vec<Reply>,
-}
-
-/// What a request does to a shard.
-struct Inputs {
-    /// A push, a command, rows of a checkpoint, what a worker says of its clock, rows that several
-    /// pushes have changed, or what does nothing: a pull, or a request that was refused.
-    op: Op,
-    /// The bits of a push that ends its worker's iteration.
-    ends: u8,
-    sender: Sender,
-    timestamp: u64,
-    command: i32,
-    clock: u64,
-    /// If it was refused, those of the rows that it has removed nevertheless.
-    keys: Vec<u64>,
-    lengths: Vec<u32>,
-    values: Vec<u8>,
-}
-
-struct Reply {
-    to: ReplyTo,
-    /// The answer to a pull or a command, as the shard was when it was its turn; or why there is
-    /// none.
-    answer: Result<Option<(Vec<u32>, Shared)>, String>,
 }
 
 /// Counters of the copies of a server thread.
@@ -225,6 +211,8 @@ impl AddAssign for ChainCounters {
 #[derive(Default)]
 pub(super) struct Chains {
     pub(super) view: Membership,
+    /// Rises with each change of the view, from 1.
+    views: u64,
     /// Lanes to the threads that follow.
     lanes: BTreeMap<usize, Lane>,
     /// By lane, the node at the other end.
@@ -248,10 +236,12 @@ struct Node {
     incarnation: u64,
     /// Its role, by number.
     role: u8,
+    /// The server thread that it is, once it has said so.
+    thread: Option<usize>,
 }
 
 /// The place of thread `index` in a chain, and by node and incarnation of a worker the timestamp of
-/// the last input that was applied.
+/// the last record that was applied.
 pub(super) fn log_of(
     chain: &Chain,
     chains: &Chains,
@@ -270,11 +260,11 @@ impl Chain {
             is_whole,
             comes_from: None,
             applied: ClientSessions::new(pool),
+            seen: Seen::default(),
             next: None,
             link: Link::Unasked,
             copying: None,
-            unconfirmed: VecDeque::new(),
-            posted: 0,
+            log: Log::default(),
             gathered: Vec::new(),
             sums: VecDeque::new(),
             held: VecDeque::new(),
@@ -282,7 +272,7 @@ impl Chain {
         })
     }
 
-    /// The answer to a request whose inputs were applied here: pulled values, a clock, or a
+    /// The answer to a request that was applied here: pulled values, a clock, or a
     /// command's.
     fn answer_to(
         &self,
@@ -318,37 +308,65 @@ impl Chain {
         serde_json::to_vec(&rest).map_err(|error| error.to_string())
     }
 
-    /// Whether a request has to wait: for others before it, for the next thread, or for room there.
-    /// Where copies are asynchronous nothing waits until as much is under way as a lane has
-    /// credits. The last message to each thread that is for others further on leaves room for those
-    /// that end there, so that full lanes never wait for each other in a circle.
-    fn holds(&self, chains: &Chains, lanes: &Connections, index: usize) -> bool {
-        if !self.held.is_empty() {
-            return true;
+    /// Where thread `index` stands in this chain now.
+    #[inline]
+    fn seen(&mut self, chains: &Chains, index: usize) -> Seen {
+        if self.seen.view != chains.views {
+            let (view, first, replicas) = (&chains.view, self.first, self.replicas);
+            self.seen = Seen {
+                view: chains.views,
+                is_first: view.chain(first, replicas).next() == Some(index),
+                is_gone: view.is_gone(index),
+                next: view.next(first, replicas, index),
+                behind: view.behind(first, replicas, index),
+            };
         }
-        let Some(next) = self.next else { return self.waits_for_look(chains, index) };
+        self.seen
+    }
+
+    /// How many requests may be executed now; none if they have to wait: for others before them, for
+    /// the next thread, or for room there. Where copies are asynchronous nothing waits until as much
+    /// is under way as a lane has credits. The last message to each thread that is for others
+    /// further on leaves room for those that end there, so that full lanes never wait for each other
+    /// in a circle.
+    fn room(&mut self, chains: &Chains, lanes: &Connections, index: usize) -> usize {
+        if !self.held.is_empty() {
+            return 0;
+        }
+        let seen = self.seen(chains, index);
+        // There may be a next thread of which this chain has not heard.
+        let Some(next) = self.next else { return if seen.next.is_some() { 0 } else { usize::MAX } };
         if self.is_asynchronous && !matches!(self.link, Link::Copies { .. }) {
-            return self.unconfirmed.len() >= usize::from(lanes.credits_max());
+            return usize::from(lanes.credits_max()).saturating_sub(self.log.len());
         }
         let is_sent = matches!(self.link, Link::Copies { next: None, .. });
         let is_behind = match &self.copying {
             Some(copying) => is_sent || copying.behind >= BEHIND_BYTES_MAX,
-            None => self.posted < self.unconfirmed.len(),
+            None => !self.log.is_posted(),
         };
         if is_behind {
-            return true;
+            return 0;
         }
         match self.link {
-            Link::Unasked | Link::Asked => true,
-            Link::Failed => false,
+            Link::Unasked | Link::Asked => 0,
+            Link::Failed => usize::MAX,
             Link::Copies { .. } | Link::Follows => {
-                let behind = chains.view.behind(self.first, self.replicas, index);
                 let peer = chains.lanes.get(&next).and_then(|lane| lane.peer);
+                let credits = peer.map_or(0, |peer| lanes.credits(peer));
                 // What has gathered will need room, too.
-                let wanted = behind.max(1) + chains.gathered;
-                peer.is_none_or(|peer| lanes.credits(peer) < wanted)
+                credits.saturating_sub(seen.behind.max(1) - 1 + chains.gathered)
             }
         }
+    }
+
+    /// Whether a request has to wait.
+    fn holds(&mut self, chains: &Chains, lanes: &Connections, index: usize) -> bool {
+        self.room(chains, lanes, index) == 0
+    }
+
+    /// Whether no thread follows this one, as far as the chain has heard.
+    pub(super) fn is_last(&self) -> bool {
+        self.is_whole && self.next.is_none()
     }
 
     pub(super) fn is_whole(&self) -> bool {
@@ -374,35 +392,21 @@ impl Chain {
     }
 
     /// Whether there is a next thread, and it has no whole copy, or nobody knows whether it has.
-    pub(super) fn lacks_copy(
-        &self,
-        chains: &Chains,
-        index: usize,
-        (table, range): (u32, KeyRange),
-    ) -> bool {
+    pub(super) fn lacks_copy(&self, chains: &Chains, index: usize, place: Place) -> bool {
         let Some(next) = chains.view.next(self.first, self.replicas, index) else { return false };
         if self.is_unused() && chains.view.was_in_chain(self.first, self.replicas, next) {
             return false;
         }
-        let is_it = |posted: &Posted| {
-            posted.op == Op::Whole && (posted.table, posted.begin) == (table, range.begin())
-        };
-        let lane = chains.lanes.get(&next);
-        let is_under_way = lane.is_none_or(|lane| lane.posted.iter().any(is_it));
+        let is_under_way = chains.lanes.get(&next).is_none_or(|lane| lane.completes(place));
         self.next != Some(next) || self.link != Link::Follows || is_under_way
     }
 
     /// Whether this thread may leave: all that it has ever answered is elsewhere, too. From now on
     /// it answers nothing before that.
-    pub(super) fn may_part(
-        &mut self,
-        chains: &Chains,
-        index: usize,
-        place: (u32, KeyRange),
-    ) -> bool {
+    pub(super) fn may_part(&mut self, chains: &Chains, index: usize, place: Place) -> bool {
         self.is_asynchronous = false;
         let is_first = chains.view.chain(self.first, self.replicas).next() == Some(index);
-        let is_behind = self.unconfirmed.iter().any(|item| item.replies.is_empty());
+        let is_behind = self.log.has_unawaited();
         let is_alone = self.next.is_none() || self.lacks_copy(chains, index, place);
         !self.is_whole || !(is_behind || is_first && is_alone)
     }
@@ -414,53 +418,42 @@ impl Chain {
 
     /// Whether none was ever executed.
     fn is_new(&self) -> bool {
-        self.applied.is_empty() && self.unconfirmed.is_empty()
+        self.applied.is_empty() && self.log.is_empty()
     }
 
-    /// Whether there is a next thread of which this chain has not heard.
-    fn waits_for_look(&self, chains: &Chains, index: usize) -> bool {
-        chains.view.next(self.first, self.replicas, index).is_some()
-    }
-
-    /// Passes a request on that was applied here, or answers it if nobody has to confirm it.
-    fn pass_on(&mut self, way: Option<Way<'_>>, broken: &mut Vec<PeerId>, item: Unconfirmed) {
-        let mut item = item;
+    /// Forwards records that were applied here, or answers them if nobody has to confirm them.
+    fn pass_on(&mut self, way: Option<Way<'_>>, broken: &mut Vec<PeerId>, entry: Entry) {
+        let mut entry = entry;
         match (way, self.link) {
             (Some(mut way), Link::Follows) => {
-                if self.posted == self.unconfirmed.len()
-                    && let Some(number) = way.replicate(&item.inputs)
-                {
-                    item.number = number;
-                    self.posted += 1;
+                let is_next = self.log.is_posted();
+                self.log.push(entry);
+                if is_next {
+                    way.replicate_next(&mut self.log, usize::MAX);
                 }
-                self.unconfirmed.push_back(item);
             }
             (Some(mut way), Link::Copies { .. }) => {
-                let replies = std::mem::take(&mut item.replies);
+                entry.answer_all(way.place, way.lanes, broken);
                 match &mut self.copying {
-                    _ if item.inputs.op == Op::Pull => {}
+                    _ if entry.does_nothing() => {}
                     Some(copying) => {
-                        copying.behind += item.inputs.bytes();
-                        self.unconfirmed.push_back(item);
+                        copying.behind += entry.bytes();
+                        self.log.push(entry);
                     }
-                    None if way.replicate(&item.inputs).is_some() => {}
+                    None if way.replicate(&entry, 0, usize::MAX) == entry.len() => {}
                     None => self.link = Link::Unasked, // it begins anew
                 }
-                replies.into_iter().for_each(|reply| reply.send(way.lanes, broken));
             }
-            (Some(way), Link::Failed) => {
-                item.replies.into_iter().for_each(|reply| reply.send(way.lanes, broken));
-            }
-            (Some(_), Link::Unasked | Link::Asked) | (None, _) => self.unconfirmed.push_back(item),
+            (Some(way), Link::Failed) => entry.answer_all(way.place, way.lanes, broken),
+            (Some(_), Link::Unasked | Link::Asked) | (None, _) => self.log.push(entry),
         }
     }
 
     /// Answers everything, since nobody has to confirm it.
-    fn answer_all(&mut self, lanes: &mut Connections, broken: &mut Vec<PeerId>) {
-        self.posted = 0;
+    fn answer_all(&mut self, place: Place, lanes: &mut Connections, broken: &mut Vec<PeerId>) {
         let parts = self.take_parts();
-        let replies = self.unconfirmed.drain(..).chain(parts).flat_map(|it| it.replies);
-        replies.for_each(|reply| reply.send(lanes, broken));
+        let entries = self.log.take().chain(parts);
+        entries.for_each(|mut entry| entry.answer_all(place, lanes, broken));
     }
 
     /// Records that the next thread is another one, or on another lane.
@@ -468,14 +461,14 @@ impl Chain {
         self.next = next;
         self.link = Link::Unasked;
         self.copying = None;
-        self.posted = 0;
+        self.log.rewind();
     }
 
     /// Records that the next thread can have no copy.
-    fn fail(&mut self, lanes: &mut Connections, broken: &mut Vec<PeerId>) {
+    fn fail(&mut self, place: Place, lanes: &mut Connections, broken: &mut Vec<PeerId>) {
         self.link = Link::Failed;
         self.copying = None;
-        self.answer_all(lanes, broken);
+        self.answer_all(place, lanes, broken);
     }
 
     /// Begins to copy the shard, whose first key this is, to the next thread.
@@ -511,7 +504,7 @@ impl Chain {
                 let follow = Follow { table, from, first, is_unused: self.is_new() };
                 let body = serde_json::to_vec(&follow).map_err(|error| error.to_string())?;
                 let values = Values::Copied(&body);
-                if way.post(Draft { values, ..Draft::new(Kind::Request) }, Op::Follow).is_some() {
+                if way.post(Draft { values, ..Draft::new(Kind::Request) }, Op::Follow) {
                     self.link = Link::Asked;
                 }
                 Ok(false)
@@ -533,7 +526,7 @@ impl Chain {
                     values: Values::Copied(&piece.values),
                     ..Draft::new(Kind::Request)
                 };
-                let is_posted = way.post(draft, Op::Rows).is_some();
+                let is_posted = way.post(draft, Op::Rows);
                 if is_posted {
                     if let Some(copying) = &mut self.copying {
                         copying.image.advance(&piece.values);
@@ -544,14 +537,16 @@ impl Chain {
                 Ok(is_posted)
             }
             Link::Copies { next: None, .. } => {
-                if let Some(item) = self.unconfirmed.front() {
-                    let is_posted = way.replicate(&item.inputs).is_some();
-                    self.unconfirmed.pop_front_if(|_| is_posted);
+                if let Some((entry, _)) = self.log.next() {
+                    let is_posted = way.replicate(entry, 0, 1) > 0;
+                    if is_posted {
+                        self.log.drop_first();
+                    }
                     return Ok(is_posted);
                 }
                 let rest = self.rest(admission)?;
                 let values = Values::Copied(&rest);
-                if way.post(Draft { values, ..Draft::new(Kind::Request) }, Op::Whole).is_some() {
+                if way.post(Draft { values, ..Draft::new(Kind::Request) }, Op::Whole) {
                     counters.copied += 1;
                     self.copying = None;
                     self.link = Link::Follows;
@@ -559,12 +554,10 @@ impl Chain {
                 Ok(false)
             }
             Link::Follows => {
-                let Some(item) = self.unconfirmed.get_mut(self.posted) else { return Ok(false) };
-                let Some(number) = way.replicate(&item.inputs) else { return Ok(false) };
-                counters.passed_again += u64::from(item.number > 0);
-                item.number = number;
-                self.posted += 1;
-                Ok(true)
+                let was_posted = self.log.next().is_some_and(|(entry, _)| entry.was_posted());
+                let posted = way.replicate_next(&mut self.log, 1);
+                counters.passed_again += if was_posted { posted as u64 } else { 0 };
+                Ok(posted > 0)
             }
         }
     }
@@ -573,24 +566,9 @@ impl Chain {
     fn forget(&mut self, peer: PeerId) {
         self.held.retain(|held| held.peer != peer);
         self.awaiting.retain(|awaiting| awaiting.held.peer != peer);
-        let forget = |item: &mut Unconfirmed| item.replies.retain(|reply| reply.to.peer != peer);
-        self.unconfirmed.iter_mut().chain(&mut self.gathered).for_each(forget);
-        self.parts_mut().for_each(forget);
-    }
-}
-
-impl Reply {
-    fn send(self, lanes: &mut Connections, broken: &mut Vec<PeerId>) {
-        let Reply { to, answer } = self;
-        let sent = match answer {
-            Ok(None) => lanes.answer(to.peer, to.timestamp),
-            Ok(Some((lengths, values))) => post_values(lanes, to, &lengths, values),
-            Err(reason) => refuse(lanes, to, &reason),
-        };
-        if let Err(error) = sent {
-            tracing::debug!(%error, "an answer could not be sent; closing the lane");
-            broken.push(to.peer);
-        }
+        self.log.forget(peer);
+        self.gathered.iter_mut().for_each(|entry| entry.waiting.forget(peer));
+        self.parts_mut().for_each(|entry| entry.waiting.forget(peer));
     }
 }
 
@@ -601,10 +579,10 @@ impl Chains {
         lanes: &'a mut Connections,
         next: Option<usize>,
         index: usize,
-        (table, range): (u32, KeyRange),
+        place: Place,
     ) -> Option<Way<'a>> {
         let lane = self.lanes.entry(next?).or_default();
-        Some(Way { lanes, lane, count: &mut self.count, index, table, range })
+        Some(Way { lanes, lane, count: &mut self.count, index, place })
     }
 
     /// Connects to a thread, or returns that a lane is open.
@@ -635,82 +613,42 @@ impl Chains {
 }
 
 impl Chains {
+    /// Records that this thread knows more of the others.
+    fn note_view(&mut self) {
+        self.views += 1;
+        self.is_due = true;
+    }
+
+    /// Forwards records that were applied here, and answers those for which nobody has to wait.
     fn pass_on(
         &mut self,
         lanes: &mut Connections,
         chain: &mut Chain,
         index: usize,
-        place: (u32, KeyRange),
-        item: Unconfirmed,
+        place: Place,
+        entry: Entry,
     ) {
         let mut broken = std::mem::take(&mut self.broken);
-        let mut item = item;
+        let mut entry = entry;
         let is_last = chain.next.is_none();
-        if is_last || chain.is_asynchronous {
-            item.replies.drain(..).for_each(|reply| reply.send(lanes, &mut broken));
+        if is_last {
+            entry.answer_all(place, lanes, &mut broken);
+        } else {
+            if chain.is_asynchronous {
+                entry.answer_all(place, lanes, &mut broken);
+            }
+            if !(entry.does_nothing() && entry.waiting.is_nobody()) {
+                self.counters.passed += entry.len() as u64;
+                self.counters.bytes += entry.payload() as u64;
+                chain.pass_on(self.way(lanes, chain.next, index, place), &mut broken, entry);
+            }
         }
-        let does_nothing = item.replies.is_empty() && item.inputs.op == Op::Pull;
-        if !(is_last || does_nothing) {
-            self.counters.passed += 1;
-            self.counters.bytes += item.inputs.payload() as u64;
-            chain.pass_on(self.way(lanes, chain.next, index, place), &mut broken, item);
-        }
-        self.is_due |= !broken.is_empty() || chain.posted < chain.unconfirmed.len();
+        self.is_due |= !broken.is_empty() || !chain.log.is_posted();
         self.broken = broken;
     }
 }
 
-impl Inputs {
-    /// Of the leave of a lost worker.
-    fn leave(sender: Sender) -> Inputs {
-        let (keys, lengths, values) = (Vec::new(), Vec::new(), Vec::new());
-        let op = Op::Leave;
-        Inputs { op, ends: 0, sender, timestamp: 0, command: 0, clock: 0, keys, lengths, values }
-    }
-
-    /// Of a request that was applied or refused for the first time, or does nothing.
-    fn of(
-        op: Option<Op>,
-        ends: u8,
-        (sender, timestamp): (Sender, u64),
-        request: &Request<'_>,
-    ) -> Inputs {
-        let Request { command, clock, keys, lengths, values, .. } = *request;
-        let nothing = Inputs {
-            op: Op::Pull,
-            ends: 0,
-            sender,
-            timestamp,
-            command,
-            clock,
-            keys: Vec::new(),
-            lengths: Vec::new(),
-            values: Vec::new(),
-        };
-        let op = match op {
-            None => return nothing,
-            Some(Op::Refused) => {
-                return Inputs { op: Op::Refused, ends, keys: keys.to_vec(), ..nothing };
-            }
-            Some(op) => op,
-        };
-        let (keys, lengths, values) = (keys.to_vec(), lengths.to_vec(), values.to_vec());
-        Inputs { op, ends, keys, lengths, values, ..nothing }
-    }
-
-    /// Bytes of keys and values.
-    fn payload(&self) -> usize {
-        let Inputs { keys, lengths, values, .. } = self;
-        size_of_val(&keys[..]) + size_of_val(&lengths[..]) + values.len()
-    }
-
-    /// Bytes of memory that they take until they are confirmed.
-    fn bytes(&self) -> usize {
-        size_of::<Unconfirmed>() + self.payload()
-    }
-}
-
-/// Applies inputs to a shard and its model, if it has one here; returns the answer of a command or
+/// Applies a record to a shard and its model, if it has one here; returns the answer of a command or
 /// a join.
 ///
 /// # Errors

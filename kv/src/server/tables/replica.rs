@@ -167,6 +167,11 @@ impl Replica {
         self.moving.is_none() && self.chain.is_none()
     }
 
+    /// Whether what is pushed to it goes on to no copy.
+    pub(in crate::server) fn is_last(&self) -> bool {
+        self.chain.as_ref().is_none_or(|chain| chain.is_last())
+    }
+
     /// Applies a push, and remembers that if its table knows repeats.
     ///
     /// # Errors

@@ -106,7 +106,7 @@ impl Tables {
                 lanes.answer(peer, message.timestamp())?;
                 step = Step::Done;
             }
-            Op::Follow | Op::Replicate | Op::Whole => {
+            Op::Follow | Op::Whole => {
                 return self.serve_follower(lanes, peer, message, op);
             }
             Op::Rows if self.find(table, key)?.chain.is_some() => {

@@ -250,10 +250,13 @@ impl ShardService {
         }
         let table = message.table();
         let stays = self.keys.are_all_known()
-            && message.signature().is_none()
+            && message.is_direct()
             && message.lent().is_none()
             && !self.parking.is_awaited(table);
         if !stays {
+            if message.is_forwarded() {
+                return self.follow(peer);
+            }
             let Some(message) = self.endpoint.pop() else { return };
             return self.handle(peer, message);
         }
@@ -267,6 +270,26 @@ impl ShardService {
                 let parked = self.keep(client, message, None, step);
                 self.parking.park(table, parked);
             }
+            Err(error) => self.give_up(peer, error),
+        }
+    }
+
+    /// Applies the records in the inbox that the thread before this one in a chain forwards. One that
+    /// has to wait is taken out.
+    fn follow(&mut self, peer: PeerId) {
+        let message = self.endpoint.inbox.message();
+        if message.lent().is_some() && !self.reads_once(message) {
+            let Some(message) = self.endpoint.pop() else { return };
+            return self.copy_lent(peer, message);
+        }
+        let Endpoint { lanes, inbox } = &mut self.endpoint;
+        match self.tables.serve_forwarded(lanes, peer, inbox.message_mut()) {
+            Ok(Step::Hold) => {
+                while let Some(message) = self.endpoint.pop() {
+                    self.tables.hold(Held { peer, message, list: None });
+                }
+            }
+            Ok(_) => {}
             Err(error) => self.give_up(peer, error),
         }
     }
@@ -314,12 +337,12 @@ impl ShardService {
     }
 
     /// Whether the table's rule may read lent values in place, where their sender can still write
-    /// them. The values must be unfiltered, and the rule must read each once.
+    /// them. The values must be unfiltered and go on to no copy, and the rule must read each once.
     #[cold]
     fn reads_once(&self, message: &Message) -> bool {
         let is_plain = Op::from_raw(message.op()).is_some_and(Op::pushes);
         let shard = self.tables.get(message.table(), message.range().begin());
-        is_plain && shard.is_some_and(|entry| entry.shard.reads_once())
+        is_plain && shard.is_some_and(|entry| entry.shard.reads_once() && entry.is_last())
     }
 
     /// Copies a request's lent values, and handles it.
@@ -443,7 +466,16 @@ impl ShardService {
         let lanes = &mut self.endpoint.lanes;
         let mut message = message;
         let table = message.table();
-        match self.tables.serve(lanes, client, &mut message, list.as_deref(), Admitted::No) {
+        if message.is_forwarded() {
+            match self.tables.serve_forwarded(lanes, client.peer, &mut message) {
+                Ok(step) => return self.keep(client, message, list, step),
+                Err(error) => {
+                    self.give_up(client.peer, error);
+                    return None;
+                }
+            }
+        }
+        match self.tables.serve(lanes, client, &mut message, list.as_ref(), Admitted::No) {
             Ok(Step::Done) => None,
             Ok(Step::Release) => {
                 self.release(table);
@@ -517,7 +549,7 @@ impl ShardService {
                 continue;
             };
             let client = Client { peer, node: worker };
-            let list = list.as_deref();
+            let list = list.as_ref();
             match self.tables.serve(lanes, client, &mut message, list, Admitted::Yes) {
                 Ok(Step::Adopt(key)) => {
                     let served = self.tables.adopt(lanes, peer, message, key);

@@ -13,7 +13,7 @@ use caravan_kv::{
     Table, TableSpec, ValueType, Worker,
 };
 use caravan_van::sim::{Faults, Network, for_each_seed};
-use caravan_van::wire::{Coding, Kind};
+use caravan_van::wire::{Coding, Kind, Origin};
 use caravan_van::{Account, Arrival, Draft, KeyRange, PeerId, Pool, Value, Values};
 
 use crate::sim::faults::{At, FAULTS, Fault};
@@ -404,8 +404,9 @@ fn what_was_refused_is_refused_again() {
     assert!(again > 0 || !has_all_seeds());
 }
 
-/// The first answer to a message with this operation, from a node of this role.
-fn ask(network: &Network, role: u8, op: u8) -> String {
+/// The first answer to a message with this operation, from a node of this role, which forwards it for
+/// another one or not.
+fn ask(network: &Network, role: u8, op: u8, origin: Option<Origin>) -> String {
     let mut asking = endpoint_of(network, 7, role);
     let peer: PeerId = asking.connect("sim:0").unwrap();
     let mut is_posted = false;
@@ -424,7 +425,7 @@ fn ask(network: &Network, role: u8, op: u8) -> String {
         }
         if !is_posted && asking.lanes.credits(peer) > 0 {
             let values = Values::Copied(b"{}");
-            let draft = Draft { op, values, timestamp: 1, ..Draft::new(Kind::Request) };
+            let draft = Draft { op, values, origin, timestamp: 1, ..Draft::new(Kind::Request) };
             asking.lanes.post(peer, draft, &mut Coding::plain()).unwrap();
             is_posted = true;
         }
@@ -437,14 +438,20 @@ fn ask(network: &Network, role: u8, op: u8) -> String {
 fn servers_and_workers_are_told_apart() {
     let sim = quiet(2);
     let asked = sim.network.spawn("driver", |network| {
-        let (view, own) = (24, [17, 18, 19, 20, 21, 25, 26, 27]);
+        let (push, view, own) = (1, 24, [17, 18, 19, 20, 21, 25, 27]);
         let [nobody, server, worker, driver, guest] = [0, 2, 3, 4, 5];
-        let is_refused = |role, op, why| ask(network, role, op).contains(why);
+        let is_refused = |role, op, why| ask(network, role, op, None).contains(why);
         for op in own {
             let why = "comes from servers alone";
             let roles = [nobody, server, worker, driver, guest];
             assert_eq!(roles.map(|it| is_refused(it, op, why)), [true, false, true, true, true]);
         }
+        for role in [nobody, worker, driver, guest] {
+            let answer = ask(network, role, push, Some(Origin::default()));
+            assert!(answer.contains("records come from servers alone"), "{role}: {answer}");
+        }
+        let answer = ask(network, server, push, Some(Origin::default()));
+        assert!(answer.contains("has not asked this thread to follow"), "{answer}");
         for role in [nobody, server] {
             assert!(is_refused(role, view, "comes from workers and drivers alone"), "{role}");
         }

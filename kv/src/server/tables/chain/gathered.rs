@@ -13,10 +13,12 @@
 //!
 //! Path: codec > thread > **tables** > shard > store > answer.
 
-use caravan_van::{Connections, KeyRange, Pool};
+use caravan_van::{Connections, Pool};
 
+use super::log::{Effect, Entry, Place, Waiting};
+use super::serve::Around;
 use super::sessions::Sender;
-use super::{Chain, Chains, Inputs, Link, Unconfirmed};
+use super::{Chain, Chains, Link};
 use crate::consistency::Access;
 use crate::op::{BITS, FINISHES, Op};
 use crate::server::shard::{Extract, Request, Shard};
@@ -39,9 +41,10 @@ struct Mark {
 impl Mark {
     const BYTES: usize = 40;
 
-    fn of(inputs: &Inputs) -> Mark {
-        let Inputs { op, ends, sender, timestamp, clock, .. } = *inputs;
-        Mark { op, ends, sender, timestamp, clock }
+    fn of(entry: &Entry) -> Mark {
+        let (op, ends) = entry.op();
+        let (sender, timestamp, clock) = (entry.sender, entry.timestamp(), entry.request().clock);
+        Mark { op: op.unwrap_or(Op::Pull), ends, sender, timestamp, clock }
     }
 
     fn write(self, into: &mut Vec<u8>) {
@@ -71,33 +74,39 @@ impl Mark {
     }
 }
 
-impl Inputs {
-    /// Of several pushes, and of what was said of clocks between them: `rows`, which have all that
-    /// they do to a shard. `None` if these take more bytes.
-    fn together(all: &[Unconfirmed], rows: &Extract) -> Option<Inputs> {
-        let payloads = || pushes(all).map(Inputs::payload);
-        let alone: usize = payloads().sum();
-        if rows.bytes() >= alone || rows.bytes() > payloads().max()?.max(BYTES_MAX) {
-            return None;
-        }
-        let mut values = (all.len() as u64).to_le_bytes().to_vec();
-        all.iter().for_each(|item| Mark::of(&item.inputs).write(&mut values));
-        values.extend(&rows.values);
-        let Inputs { sender, timestamp, clock, .. } = all.last()?.inputs;
-        let (op, keys, lengths) = (Op::Rows, rows.keys.clone(), rows.lengths.clone());
-        Some(Inputs { op, ends: 0, sender, timestamp, command: 0, clock, keys, lengths, values })
+/// Several pushes, and what was said of clocks between them, as `rows`, which have all that they do
+/// to a shard. `None` if these take more bytes.
+fn together(all: &[Entry], rows: &Extract) -> Option<(Sender, Effect)> {
+    let payloads = || pushes(all).map(Entry::payload);
+    let alone: usize = payloads().sum();
+    if rows.bytes() >= alone || rows.bytes() > payloads().max()?.max(BYTES_MAX) {
+        return None;
     }
+    let mut values = (all.len() as u64).to_le_bytes().to_vec();
+    all.iter().for_each(|entry| Mark::of(entry).write(&mut values));
+    values.extend(&rows.values);
+    let last = all.last()?;
+    let effect = Effect {
+        op: Op::Rows as u8,
+        timestamp: last.timestamp(),
+        command: 0,
+        clock: last.request().clock,
+        keys: rows.keys.clone(),
+        lengths: rows.lengths.clone(),
+        values,
+    };
+    Some((last.sender, effect))
 }
 
-/// Those of several inputs that are pushes.
-pub(super) fn pushes(all: &[Unconfirmed]) -> impl Iterator<Item = &Inputs> {
-    all.iter().map(|item| &item.inputs).filter(|inputs| inputs.op == Op::Push)
+/// Those of several entries that are pushes.
+pub(super) fn pushes(all: &[Entry]) -> impl Iterator<Item = &Entry> {
+    all.iter().filter(|entry| entry.op().0 == Some(Op::Push))
 }
 
 /// The rows that pushes have changed, which this shard has applied; none if the keys of no two of
 /// them are the same, or rows are not to be had.
-fn changed(all: &[Unconfirmed], shard: &dyn Shard) -> Option<Extract> {
-    let mut keys: Vec<u64> = pushes(all).flat_map(|push| &push.keys).copied().collect();
+fn changed(all: &[Entry], shard: &dyn Shard) -> Option<Extract> {
+    let mut keys: Vec<u64> = pushes(all).flat_map(|push| push.request().keys).copied().collect();
     let pushed = keys.len();
     keys.sort_unstable();
     keys.dedup();
@@ -113,7 +122,7 @@ impl Chains {
         chain: &mut Chain,
         shard: &dyn Shard,
         index: usize,
-        place: (u32, KeyRange),
+        place: Place,
     ) {
         if chain.gathered.is_empty() {
             return;
@@ -130,16 +139,20 @@ impl Chains {
         lanes: &mut Connections,
         chain: &mut Chain,
         index: usize,
-        place: (u32, KeyRange),
-        all: Vec<Unconfirmed>,
+        place: Place,
+        all: Vec<Entry>,
         rows: Option<Extract>,
     ) {
-        let Some(inputs) = rows.and_then(|rows| Inputs::together(&all, &rows)) else {
-            return all.into_iter().for_each(|item| self.pass_on(lanes, chain, index, place, item));
+        let Some((sender, effect)) = rows.and_then(|rows| together(&all, &rows)) else {
+            return all.into_iter().for_each(|it| self.pass_on(lanes, chain, index, place, it));
         };
         self.counters.gathered += pushes(&all).count() as u64;
-        let replies = all.into_iter().flat_map(|item| item.replies).collect();
-        self.pass_on(lanes, chain, index, place, Unconfirmed { number: 0, inputs, replies });
+        let replies = all.into_iter().flat_map(|entry| {
+            let timestamp = entry.timestamp();
+            entry.waiting.into_replies(place.0, timestamp)
+        });
+        let waiting = Waiting::Several(replies.collect());
+        self.pass_on(lanes, chain, index, place, Entry::made(sender, effect, waiting));
     }
 }
 
@@ -148,7 +161,8 @@ impl Tables {
     pub(in crate::server) fn pass_gathered(&mut self, lanes: &mut Connections) {
         let Tables { entries, chains, index, .. } = self;
         if chains.gathered > 0 {
-            entries.iter_mut().for_each(|entry| entry.pass_gathered(lanes, chains, *index));
+            let mut around = Around { lanes, chains, index: *index };
+            entries.iter_mut().for_each(|entry| entry.pass_gathered(&mut around));
         }
     }
 }
@@ -166,17 +180,23 @@ impl Replica {
             && shard.image_bytes().is_none()
     }
 
+    /// Keeps a record that was applied until it goes on together with others.
+    pub(super) fn gather(&mut self, around: &mut Around<'_>, record: Entry) {
+        let Some(chain) = &mut self.chain else { return };
+        chain.gathered.push(record);
+        around.chains.gathered += 1;
+        around.chains.is_due = true;
+    }
+
     /// Passes on what has gathered here.
-    pub(super) fn pass_gathered(
-        &mut self,
-        lanes: &mut Connections,
-        chains: &mut Chains,
-        index: usize,
-    ) {
+    #[inline]
+    pub(super) fn pass_gathered(&mut self, around: &mut Around<'_>) {
         let place = (self.number, self.range);
-        if let Some(chain) = &mut self.chain {
-            chains.pass_gathered(lanes, chain, &*self.shard, index, place);
-        }
+        let Some(chain) = self.chain.as_mut().filter(|chain| !chain.gathered.is_empty()) else {
+            return;
+        };
+        let Around { lanes, chains, index } = around;
+        chains.pass_gathered(lanes, chain, &*self.shard, *index, place);
     }
 
     /// Takes rows that the thread before this one has passed on, and all that is in them. A copy

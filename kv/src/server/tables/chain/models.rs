@@ -22,8 +22,9 @@ use std::collections::VecDeque;
 
 use caravan_van::Connections;
 
+use super::log::{Effect, Entry, Waiting};
 use super::sessions::Sender;
-use super::{Chain, Chains, Inputs, Unconfirmed};
+use super::{Chain, Chains};
 use crate::consistency::{Access, Order, WaitReason};
 use crate::op::{BITS, Op};
 use crate::server::shard::Request;
@@ -230,10 +231,10 @@ impl Tables {
                 let _ = admission.enter(Op::Leave, worker, 0, &[]);
                 let sender = Sender { node: worker, incarnation: SCHEDULER };
                 chain.applied.note(sender);
-                let inputs = Inputs::leave(sender);
-                let item = Unconfirmed { number: 0, inputs, replies: Vec::new() };
+                let leave = Effect { op: Op::Leave as u8, ..Effect::default() };
                 chains.pass_gathered(lanes, chain, &**shard, *index, place);
-                chains.pass_on(lanes, chain, *index, place, item);
+                let entry = Entry::made(sender, leave, Waiting::Nobody);
+                chains.pass_on(lanes, chain, *index, place, entry);
             }
             let looks = &mut chains.counters.looks;
             is_busy |= chain.release_awaiting(admission, &mut moves.released, looks);

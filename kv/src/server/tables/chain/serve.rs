@@ -1,12 +1,18 @@
-//! Requests to shards with copies: at the first thread of a chain those of workers, at the others
-//! what the thread before has applied.
+//! Requests to shards with copies, at the head of a chain.
+//!
+//! The records of a message are served one by one. Pushes in a row of which nothing but the request
+//! itself goes to the copies are a run: they are one entry of the log, and go on together.
 //!
 //! Path: codec > thread > **tables** > shard > store > answer.
 
+use std::rc::Rc;
+
 use caravan_van::{Connections, Message, PeerId};
 
+use super::log::{Effect, Entry, Records, Reply, Waiting};
 use super::models::{access, keeps_order, tells_clock};
-use super::{Chain, Chains, Head, Inputs, Reply, Sender, Unconfirmed, apply};
+use super::sessions::Sender;
+use super::{Chain, Chains, apply};
 use crate::consistency::{Access, Admission};
 use crate::filter::List;
 use crate::op::{DISCLOSES, FINISHES, Op};
@@ -15,6 +21,14 @@ use crate::server::shard::Request;
 use crate::server::tables::admission::{AdmissionController, Turn};
 use crate::server::tables::served::all_lost;
 use crate::server::tables::{Client, Replica, Step, Tables, Trouble, cut};
+
+/// What a request to a shard with copies needs beside the shard.
+pub(super) struct Around<'a> {
+    pub(super) lanes: &'a mut Connections,
+    pub(super) chains: &'a mut Chains,
+    /// This thread's place among all server threads.
+    pub(super) index: usize,
+}
 
 /// A request of a worker to a shard with copies.
 #[derive(Clone, Copy)]
@@ -37,6 +51,58 @@ enum Fate {
     },
 }
 
+/// Records of a message that were applied one behind the other, and are not in the log yet.
+pub(super) struct Run<'a> {
+    /// Their operation for copies, with the bits of a push that ends its worker's iteration.
+    op: u8,
+    sender: Sender,
+    list: Option<&'a Rc<List>>,
+    /// To whom confirmations of them go: as [`Waiting::Worker`] or [`Waiting::Predecessor`].
+    waiting: fn(PeerId) -> Waiting,
+    peer: PeerId,
+    /// The message from the first of them on.
+    message: Option<Message>,
+    count: usize,
+    /// How many may be applied, since nothing was put into the log.
+    room: Option<usize>,
+}
+
+impl<'a> Run<'a> {
+    pub(super) fn new(
+        op: u8,
+        sender: Sender,
+        list: Option<&'a Rc<List>>,
+        waiting: fn(PeerId) -> Waiting,
+        peer: PeerId,
+    ) -> Run<'a> {
+        Run { op, sender, list, waiting, peer, message: None, count: 0, room: None }
+    }
+
+    /// Adds the next record of a message, which was just applied.
+    #[inline]
+    pub(super) fn add(&mut self, message: &Message) {
+        if self.message.is_none() {
+            self.message = Some(message.first(usize::MAX));
+        }
+        self.count += 1;
+    }
+
+    /// Whether another record may be applied. `room` says how many may be, with those of this run.
+    #[inline]
+    pub(super) fn has_room(&mut self, room: impl FnOnce() -> usize) -> bool {
+        *self.room.get_or_insert_with(room) > self.count
+    }
+
+    /// Takes its records out as an entry, if there are any.
+    fn take(&mut self) -> Option<Entry> {
+        self.room = None;
+        let mut message = self.message.take()?;
+        message.truncate(std::mem::take(&mut self.count));
+        let records = Records::Received { message, list: self.list.cloned(), op: self.op };
+        Some(Entry::new(self.sender, records, (self.waiting)(self.peer)))
+    }
+}
+
 impl Asked {
     /// What of it changes the shard or its model, if anything does.
     fn input(self) -> Option<Op> {
@@ -55,39 +121,27 @@ impl Tables {
         lanes: &mut Connections,
         client: Client,
         message: &mut Message,
-        list: Option<&List>,
+        list: Option<&Rc<List>>,
         op: Op,
     ) -> Result<Step, Trouble> {
         let Tables { entries, chains, last, index, .. } = self;
         let entry = &mut entries[*last];
         entry.check_first(chains, *index)?;
         let incarnation = chains.nodes.get(&client.peer).map(|node| node.incarnation);
-        while !message.is_empty() {
-            let request = Request::of(message, op, client.node).with_record(message, list);
-            if list.is_none() && !request.lengths.is_empty() && entry.spec.width > 0 {
-                return Ok(Step::Expand);
-            }
-            entry.check_keys(request.keys)?;
+        let is_gone = entry.chain.as_mut().is_none_or(|it| it.seen(chains, *index).is_gone);
+        let Some(incarnation) = incarnation.filter(|_| !is_gone) else {
             // A removed server does not reply: clients learn of the removal from the scheduler. A
             // worker asks again on another lane than one that is gone.
-            if let Some(incarnation) = incarnation.filter(|_| !chains.view.is_gone(*index)) {
-                let timestamp = message.timestamp();
-                let asked = Asked {
-                    op,
-                    ends: message.op() & (FINISHES | DISCLOSES),
-                    sender: Sender { node: client.node, incarnation },
-                    timestamp,
-                    to: ReplyTo { peer: client.peer, table: entry.number, timestamp },
-                };
-                if let Some(step) =
-                    entry.serve_copied(lanes, chains, *index, asked, message, request)?
-                {
-                    return Ok(step);
-                }
-            }
-            message.advance();
-        }
-        Ok(Step::Done)
+            message.pass(usize::MAX);
+            return Ok(Step::Done);
+        };
+        let sender = Sender { node: client.node, incarnation };
+        let mut around = Around { lanes, chains, index: *index };
+        let ends = message.op() & (FINISHES | DISCLOSES);
+        let mut run = Run::new(Op::Push as u8 | ends, sender, list, Waiting::Worker, client.peer);
+        let served = entry.serve_records(&mut around, client, message, op, &mut run);
+        entry.log_run(&mut around, &mut run);
+        served
     }
 
     /// Whether a request to the shard found last, which has copies, has to wait.
@@ -95,12 +149,12 @@ impl Tables {
     /// # Errors
     /// If this thread is not the one to serve it.
     pub(in crate::server::tables) fn must_hold(
-        &self,
+        &mut self,
         lanes: &Connections,
     ) -> Result<bool, Trouble> {
         let Tables { entries, chains, last, index, .. } = self;
         entries[*last].check_first(chains, *index)?;
-        Ok(entries[*last].chain.as_ref().is_some_and(|chain| chain.holds(chains, lanes, *index)))
+        Ok(entries[*last].chain.as_mut().is_some_and(|chain| chain.holds(chains, lanes, *index)))
     }
 
     /// Answers a request to the shard found last without values, when all copies have what it has
@@ -112,79 +166,17 @@ impl Tables {
         message: &Message,
     ) {
         let Tables { entries, chains, last, index, .. } = self;
-        let Replica { number, range, chain: Some(chain), shard, .. } = &mut entries[*last] else {
-            return;
-        };
+        let entry = &mut entries[*last];
         let incarnation = chains.nodes.get(&client.peer).map(|node| node.incarnation);
         let (Some(incarnation), false) = (incarnation, chains.view.is_gone(*index)) else {
             return;
         };
         let timestamp = message.timestamp();
-        let mark = (Sender { node: client.node, incarnation }, timestamp);
-        let inputs = Inputs::of(None, 0, mark, &Request::of(message, Op::Pull, client.node));
-        let to = ReplyTo { peer: client.peer, table: *number, timestamp };
-        let replies = vec![Reply { to, answer: Ok(None) }];
-        let item = Unconfirmed { number: 0, inputs, replies };
-        let place = (*number, *range);
-        chains.pass_gathered(lanes, chain, &**shard, *index, place);
-        chains.pass_parts(lanes, chain, *index, place);
-        chains.pass_on(lanes, chain, *index, place, item);
-    }
-
-    /// Applies what the thread before this one has applied, and passes it on.
-    pub(super) fn serve_replicate(
-        &mut self,
-        lanes: &mut Connections,
-        peer: PeerId,
-        message: &mut Message,
-    ) -> Result<Step, Trouble> {
-        let read = Head::read(message.values());
-        let read = read.and_then(|(head, values)| Some((head, head.op()?, head.sender()?, values)));
-        let Some((head, (op, ends), sender, values)) = read else {
-            return Err("its head is cut off, or it is no input".to_owned().into());
-        };
-        self.check_lost(head.from as usize)?;
-        self.seek(message.table(), message.range().begin())?;
-        let Tables { entries, chains, last, index, .. } = self;
-        let entry = &mut entries[*last];
-        let (keys, lengths) = (message.keys(), message.lengths());
-        entry.check_keys(keys)?;
-        let place = (entry.number, entry.range);
-        let Replica { chain: Some(chain), image, .. } = &mut *entry else {
-            return Err("this shard has no copies".to_owned().into());
-        };
-        if !chain.is_whole && (chain.comes_from != Some(peer) || image.is_some()) {
-            return Err("no copy comes from there".to_owned().into());
-        }
-        if chain.is_whole && chain.holds(chains, lanes, *index) {
-            return Ok(Step::Hold);
-        }
-        let is_whole = chain.is_whole;
-        let request = Request { keys, lengths, values, ..Request::of(message, op, sender.node) };
-        let timestamp = message.timestamp();
-        let mark = (sender, head.timestamp);
-        let is_new = op != Op::Pull
-            && (!is_whole || !keeps_order(op) || chain.applied.is_new(sender, head.timestamp));
-        if is_new && let Err(reason) = entry.repeat(lanes, mark, (op, ends), &request) {
-            if let Some(chain) = &mut entry.chain {
-                chain.is_whole = false; // it is one no longer
-            }
-            return Err(reason.into());
-        }
-        if is_whole && let Some(chain) = &mut entry.chain {
-            chains.counters.repeated += u64::from(op != Op::Pull && !is_new);
-            let to = ReplyTo { peer, table: place.0, timestamp };
-            let item = Unconfirmed {
-                number: 0,
-                inputs: Inputs::of(is_new.then_some(op), ends, mark, &request),
-                replies: vec![Reply { to, answer: Ok(None) }],
-            };
-            chains.pass_on(lanes, chain, *index, place, item);
-        } else {
-            lanes.answer(peer, timestamp)?;
-        }
-        message.advance();
-        Ok(Step::Done)
+        let sender = Sender { node: client.node, incarnation };
+        let to = ReplyTo { peer: client.peer, table: entry.number, timestamp };
+        let waiting = Waiting::One(Reply { to, answer: Ok(None) });
+        let record = Entry::made(sender, Effect::nothing(timestamp), waiting);
+        entry.log(&mut Around { lanes, chains, index: *index }, true, record);
     }
 }
 
@@ -208,31 +200,65 @@ fn note_clock(
 }
 
 impl Replica {
-    /// Serves a request at the first thread of its chain, or returns how it has to wait. It goes on
-    /// in any case: all copies apply it, or none.
-    fn serve_copied(
+    /// Serves the records of a message up to one that has to wait. Those of a run are in `run`
+    /// afterwards, and not in the log.
+    ///
+    /// # Errors
+    /// The reason why the record at hand is refused.
+    fn serve_records(
         &mut self,
-        lanes: &mut Connections,
-        chains: &mut Chains,
-        index: usize,
+        around: &mut Around<'_>,
+        client: Client,
+        message: &mut Message,
+        op: Op,
+        run: &mut Run<'_>,
+    ) -> Result<Step, Trouble> {
+        let common = Request::of(message, op, client.node);
+        let ends = message.op() & (FINISHES | DISCLOSES);
+        while !message.is_empty() {
+            let request = common.with_record(message, run.list.map(|list| &**list));
+            if run.list.is_none() && !request.lengths.is_empty() && self.spec.width > 0 {
+                return Ok(Step::Expand);
+            }
+            self.check_keys(request.keys)?;
+            let timestamp = message.timestamp();
+            let to = ReplyTo { peer: client.peer, table: self.number, timestamp };
+            let asked = Asked { op, ends, sender: run.sender, timestamp, to };
+            if let Some(step) = self.serve_one(around, asked, message, request, run)? {
+                return Ok(step);
+            }
+            message.advance();
+        }
+        Ok(Step::Done)
+    }
+
+    /// Serves a request at the head of its chain, or returns how it has to wait. It goes on in any
+    /// case: all copies apply it, or none.
+    fn serve_one(
+        &mut self,
+        around: &mut Around<'_>,
         asked: Asked,
         message: &Message,
         request: Request<'_>,
+        run: &mut Run<'_>,
     ) -> Result<Option<Step>, Trouble> {
-        let Asked { op, ends, sender, timestamp, to } = asked;
-        let (mark, place) = ((sender, timestamp), (self.number, self.range));
-        let (new, judged) = match self.fate(lanes, chains, index, asked, &request)? {
+        let Asked { op, ends, sender, timestamp, .. } = asked;
+        let (new, judged) = match self.fate(around, asked, &request, run)? {
             Fate::Waits(step) => return Ok(Some(step)),
             Fate::Goes { new, judged } => (new, judged),
         };
         let gathers = new == Some(op) && self.gathers(op);
-        if !gathers {
-            self.pass_gathered(lanes, chains, index);
+        let is_run = new == Some(Op::Push) && op == Op::Push && !gathers;
+        if !is_run {
+            self.log_run(around, run);
         }
-        let memory = lanes.memory().clone();
+        if !gathers {
+            self.pass_gathered(around);
+        }
         let decoded = match &mut self.filters {
             Some(filters) if op.pushes() => {
-                filters.receive(&self.spec, message, request.keys.len(), &memory)?
+                let memory = around.lanes.memory();
+                filters.receive(&self.spec, message, request.keys.len(), memory)?
             }
             _ => None,
         };
@@ -243,7 +269,9 @@ impl Replica {
         }
         let is_input = asked.input().is_some();
         let part = self.part(new, op, &request);
-        let outcome = judged.and_then(|()| self.execute(lanes, mark, (is_input, new), &request));
+        let mark = (sender, timestamp);
+        let outcome =
+            judged.and_then(|()| self.execute(around.lanes, mark, (is_input, new), &request));
         let effect = match (&outcome, new) {
             (Err(_), Some(new)) => keeps_order(new).then_some(Op::Refused),
             (_, new) => new,
@@ -251,63 +279,88 @@ impl Replica {
         let Replica { chain: Some(chain), shard, admission, .. } = self else { return Ok(None) };
         let mut gone = Vec::new();
         if effect == Some(Op::Refused) {
-            chain.applied.refuse(sender, timestamp, lanes.credits_max());
+            chain.applied.refuse(sender, timestamp, around.lanes.credits_max());
             gone = shard.take_gone();
         }
         if let (Some(admission), Some(new)) = (admission.as_mut(), new) {
             note_clock(admission, chain, (sender, ends), new, &mut request);
-            chains.is_due |= !chain.awaiting.is_empty();
+            around.chains.is_due |= !chain.awaiting.is_empty();
         }
-        chains.counters.repeated += u64::from(is_input && new.is_none());
+        let is_as_judged = effect == new;
+        if is_run && is_as_judged && part.is_none() && decoded.is_none() {
+            run.add(message);
+            return Ok(None);
+        }
+        around.chains.counters.repeated += u64::from(is_input && new.is_none());
         let answer = outcome.and_then(|()| {
-            let admission = admission.as_deref();
-            chain.answer_to(&mut **shard, admission, &memory, mark, (op, &request))
+            let (admission, memory) = (admission.as_deref(), around.lanes.memory());
+            chain.answer_to(&mut **shard, admission, memory, mark, (op, &request))
         });
-        if effect == Some(Op::Refused) {
-            request.keys = &gone;
-        }
-        let inputs = Inputs::of(effect, ends, mark, &request);
-        let item = Unconfirmed { number: 0, inputs, replies: vec![Reply { to, answer }] };
+        let records = match effect {
+            Some(Op::Refused) => {
+                let (op, keys) = (Op::Refused as u8 | ends, gone);
+                Records::Made(Box::new(Effect { op, timestamp, keys, ..Effect::default() }))
+            }
+            Some(effect) if decoded.is_some() || effect == Op::Join => {
+                Records::Made(Box::new(Effect::of(effect, ends, timestamp, &request)))
+            }
+            effect => {
+                let op = effect.map_or(Op::Pull as u8, |effect| effect as u8 | ends);
+                Records::Received { message: message.first(1), list: run.list.cloned(), op }
+            }
+        };
+        let record = Entry::new(sender, records, Waiting::One(Reply { to: asked.to, answer }));
+        self.log_run(around, run);
         match part {
-            _ if gathers && effect == new => {
-                chain.gathered.push(item);
-                chains.gathered += 1;
-                chains.is_due = true;
-            }
-            Some(part) if effect == new => {
-                chains.gather_part(lanes, chain, &**shard, index, place, (part, item));
-            }
-            _ => {
-                chains.pass_gathered(lanes, chain, &**shard, index, place);
-                if is_input {
-                    chains.pass_parts(lanes, chain, index, place);
-                }
-                chains.pass_on(lanes, chain, index, place, item);
-            }
+            _ if gathers && is_as_judged => self.gather(around, record),
+            Some(part) if is_as_judged => self.gather_part(around, part, record),
+            _ => self.log(around, is_input, record),
         }
+        run.room = None;
         Ok(None)
     }
 
-    /// What becomes of a request at the first thread of its chain.
+    /// Puts the records of a run into the log.
+    pub(super) fn log_run(&mut self, around: &mut Around<'_>, run: &mut Run<'_>) {
+        if let Some(entry) = run.take() {
+            self.log(around, true, entry);
+        }
+    }
+
+    /// Puts records into the log, behind all that was applied before them.
+    pub(super) fn log(&mut self, around: &mut Around<'_>, is_input: bool, entry: Entry) {
+        self.pass_gathered(around);
+        let place = (self.number, self.range);
+        let Some(chain) = &mut self.chain else { return };
+        let Around { lanes, chains, index } = around;
+        if is_input {
+            chains.pass_parts(lanes, chain, *index, place);
+        }
+        chains.pass_on(lanes, chain, *index, place, entry);
+    }
+
+    /// What becomes of a request at the head of its chain, behind those of a run.
     ///
     /// # Errors
     /// If the shard lets inputs wait.
     fn fate(
         &mut self,
-        lanes: &Connections,
-        chains: &Chains,
-        index: usize,
+        around: &Around<'_>,
         asked: Asked,
         request: &Request<'_>,
+        run: &mut Run<'_>,
     ) -> Result<Fate, String> {
         let Asked { op, ends, sender, timestamp, .. } = asked;
         let admission = self.admit_chained(op, request)?;
-        let Some(chain) = &self.chain else { return Ok(Fate::Goes { new: None, judged: Ok(()) }) };
-        let is_new = |op: &Op| !keeps_order(*op) || chain.applied.is_new(sender, timestamp);
-        let new = asked.input().filter(is_new);
+        let Around { lanes, chains, index } = around;
+        let Some(chain) = &mut self.chain else {
+            return Ok(Fate::Goes { new: None, judged: Ok(()) });
+        };
+        let new = asked.input();
+        let new = new.filter(|op| !keeps_order(*op) || chain.applied.is_new(sender, timestamp));
         // This comes first: what waits for room must not overtake what waits for the model.
         let is_behind = new.is_some_and(keeps_order) && chain.awaits_earlier(sender, timestamp);
-        if !is_behind && chain.holds(chains, lanes, index) {
+        if !is_behind && !run.has_room(|| chain.room(chains, lanes, *index)) {
             return Ok(Fate::Waits(Step::Hold));
         }
         if let (Some(admission), Some(new)) = (&mut self.admission, new) {
@@ -354,6 +407,7 @@ impl Replica {
             Some(new) => {
                 chain.applied.charge(sender)?;
                 match new {
+                    _ if moving.is_none() => {}
                     Op::Push => cut::keep(moving, &mut **shard, request.keys),
                     Op::Checkpoint => cut::spoil(moving, "another checkpoint"),
                     Op::Command if shard.changes_rows(request.values) => {
@@ -374,51 +428,6 @@ impl Replica {
             && let Some(admission) = admission
         {
             admission.record_executed(&Access { writes, ..access(request) });
-        }
-        Ok(())
-    }
-
-    /// Applies what the thread before this one has applied or refused. A copy that is not whole
-    /// hears of the model with the rest; none hears of what is announced.
-    fn repeat(
-        &mut self,
-        lanes: &Connections,
-        (sender, timestamp): (Sender, u64),
-        (op, ends): (Op, u8),
-        request: &Request<'_>,
-    ) -> Result<(), String> {
-        let Replica { chain: Some(chain), shard, admission, .. } = self else { return Ok(()) };
-        let memory = lanes.memory();
-        if op == Op::Rows {
-            return self.repeat_gathered(request, memory);
-        }
-        if op == Op::Refused && !request.keys.is_empty() {
-            shard.remove(request.keys)?;
-        }
-        if !chain.is_whole {
-            return match tells_clock(op) || op == Op::Refused {
-                true => Ok(()),
-                false => apply(&mut **shard, None, op, request, memory).map(drop),
-            };
-        }
-        if op == Op::Refused {
-            chain.applied.refuse(sender, timestamp, lanes.credits_max());
-        } else {
-            chain.applied.charge(sender)?;
-            let values = if op == Op::Clock { &[] } else { request.values };
-            let request = &Request { values, ..*request };
-            let answer = apply(&mut **shard, admission.as_deref_mut(), op, request, memory)?;
-            match keeps_order(op) {
-                true => chain.applied.enter(sender, timestamp, answer),
-                false => chain.applied.note(sender),
-            }
-        }
-        let Some(admission) = admission else { return Ok(()) };
-        if op == Op::Push {
-            admission.record_executed(&access(request));
-        }
-        if ends & FINISHES != 0 {
-            admission.finish(sender.node, request.clock, FINISHES);
         }
         Ok(())
     }
@@ -444,19 +453,21 @@ impl Replica {
     }
 
     /// Checks that thread `index` is the one to serve requests to this shard.
-    fn check_first(&self, chains: &Chains, index: usize) -> Result<(), Trouble> {
-        let Some(chain) = &self.chain else { return Ok(()) };
+    fn check_first(&mut self, chains: &Chains, index: usize) -> Result<(), Trouble> {
+        let Some(chain) = &mut self.chain else { return Ok(()) };
         if !chain.is_whole {
             return Err(all_lost(self.range, &self.spec).into());
         }
+        let seen = chain.seen(chains, index);
+        if seen.is_first || seen.is_gone {
+            return Ok(());
+        }
+        let Some(first) = chains.view.chain(chain.first, chain.replicas).next() else {
+            return Ok(());
+        };
         let (begin, last) = (self.range.begin(), self.range.last());
         let name = &self.spec.name;
-        match chains.view.chain(chain.first, chain.replicas).next() {
-            Some(first) if first != index && !chains.view.is_gone(index) => Err(format!(
-                "keys {begin} to {last} of table {name} are served by server thread {first}"
-            )
-            .into()),
-            _ => Ok(()),
-        }
+        Err(format!("keys {begin} to {last} of table {name} are served by server thread {first}")
+            .into())
     }
 }

@@ -1,7 +1,8 @@
 //! Client sessions: the last request of each worker that was applied, by which repeats are known.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 
+use caravan_van::wire::Origin;
 use caravan_van::{Account, Pool};
 use serde::{Deserialize, Serialize};
 
@@ -13,6 +14,20 @@ const SENDER_BYTES: usize = 128;
 pub(super) struct Sender {
     pub(super) node: u32,
     pub(super) incarnation: u64,
+}
+
+impl Sender {
+    /// As messages name it that are forwarded for it.
+    pub(super) fn origin(self) -> Origin {
+        let Sender { node, incarnation } = self;
+        Origin { node: node.into(), incarnation: incarnation.into(), ..Origin::default() }
+    }
+}
+
+impl From<Origin> for Sender {
+    fn from(origin: Origin) -> Sender {
+        Sender { node: origin.node.get(), incarnation: origin.incarnation.get() }
+    }
 }
 
 /// What was applied of a worker.
@@ -29,14 +44,42 @@ pub(super) struct Applied {
 
 /// The sessions of a shard.
 pub(super) struct ClientSessions {
-    applied: BTreeMap<Sender, Applied>,
+    /// Sorted by worker.
+    applied: Vec<(Sender, Applied)>,
+    /// Index of the session that was looked up last.
+    last: usize,
     memory: Account,
 }
 
 impl ClientSessions {
     pub(super) fn new(pool: &Pool) -> Self {
         let memory = Account::new(pool, "what was applied of whom");
-        ClientSessions { applied: BTreeMap::new(), memory }
+        ClientSessions { applied: Vec::new(), last: 0, memory }
+    }
+
+    /// The session of a worker.
+    #[inline]
+    fn get(&self, sender: Sender) -> Option<&Applied> {
+        match self.applied.get(self.last) {
+            Some((last, applied)) if *last == sender => Some(applied),
+            _ => self.position(sender).ok().map(|at| &self.applied[at].1),
+        }
+    }
+
+    fn position(&self, sender: Sender) -> Result<usize, usize> {
+        self.applied.binary_search_by_key(&sender, |(sender, _)| *sender)
+    }
+
+    /// The session of a worker, a new one if it has none.
+    #[inline]
+    fn entry(&mut self, sender: Sender) -> &mut Applied {
+        if self.applied.get(self.last).is_none_or(|(last, _)| *last != sender) {
+            self.last = self.position(sender).unwrap_or_else(|at| {
+                self.applied.insert(at, (sender, Applied::default()));
+                at
+            });
+        }
+        &mut self.applied[self.last].1
     }
 
     /// Whether nothing was ever applied or refused.
@@ -47,7 +90,7 @@ impl ClientSessions {
     /// Charges for a worker of which nothing was applied so far. This comes before its inputs are
     /// applied: what is refused is in no copy.
     pub(super) fn charge(&mut self, sender: Sender) -> Result<(), String> {
-        if self.applied.contains_key(&sender) {
+        if self.get(sender).is_some() {
             return Ok(());
         }
         self.memory.add(SENDER_BYTES).map_err(|error| error.to_string())
@@ -60,19 +103,20 @@ impl ClientSessions {
     pub(super) fn take(&mut self, applied: Vec<(Sender, Applied)>) -> Result<(), String> {
         let bytes = applied.iter().map(|(_, applied)| SENDER_BYTES + applied.answer.len()).sum();
         self.memory.set(bytes).map_err(|error| error.to_string())?;
-        self.applied = applied.into_iter().collect();
+        self.applied = applied;
+        self.applied.sort_by_key(|(sender, _)| *sender);
         Ok(())
     }
 
     /// Records that a push was applied, or a command with this answer, so that it is known when it
     /// comes again.
     pub(super) fn enter(&mut self, sender: Sender, timestamp: u64, answer: Option<Vec<u8>>) {
-        let applied = self.applied.entry(sender).or_default();
-        applied.timestamp = timestamp;
+        self.entry(sender).timestamp = timestamp;
         let Some(answer) = answer else { return };
-        self.memory.release(applied.answer.len());
-        applied.answer = Vec::new();
+        let before = std::mem::take(&mut self.entry(sender).answer);
+        self.memory.release(before.len());
         if self.memory.add(answer.len()).is_ok() {
+            let applied = self.entry(sender);
             applied.command = timestamp;
             applied.answer = answer;
         }
@@ -81,7 +125,7 @@ impl ClientSessions {
     /// Records that inputs were refused, so that they are refused again when they come again. No
     /// more may come again than a lane has credits, so it is charged for nothing.
     pub(super) fn refuse(&mut self, sender: Sender, timestamp: u64, credits: u16) {
-        let applied = self.applied.entry(sender).or_default();
+        let applied = self.entry(sender);
         applied.timestamp = timestamp;
         applied.refused.push_back(timestamp);
         if applied.refused.len() > usize::from(credits) {
@@ -94,8 +138,7 @@ impl ClientSessions {
     /// # Errors
     /// That they were.
     pub(super) fn check(&self, (sender, timestamp): (Sender, u64)) -> Result<(), String> {
-        let applied = self.applied.get(&sender);
-        match applied.is_some_and(|it| it.refused.binary_search(&timestamp).is_ok()) {
+        match self.get(sender).is_some_and(|it| it.refused.binary_search(&timestamp).is_ok()) {
             true => Err("it was refused before; an answer that was lost said why".to_owned()),
             false => Ok(()),
         }
@@ -103,30 +146,30 @@ impl ClientSessions {
 
     /// Whether inputs were not seen before.
     pub(super) fn is_new(&self, sender: Sender, timestamp: u64) -> bool {
-        self.applied.get(&sender).is_none_or(|applied| applied.timestamp < timestamp)
+        self.get(sender).is_none_or(|applied| applied.timestamp < timestamp)
     }
 
     /// The answer to a command that was applied.
     pub(super) fn answer(&self, sender: Sender, timestamp: u64) -> Result<&[u8], String> {
-        let applied = self.applied.get(&sender).filter(|applied| applied.command == timestamp);
+        let applied = self.get(sender).filter(|applied| applied.command == timestamp);
         let gone = "this command was executed, and there was no memory to keep its answer";
         applied.map(|applied| &applied.answer[..]).ok_or_else(|| gone.to_owned())
     }
 
     /// All of them.
     pub(super) fn all(&self) -> Vec<(Sender, Applied)> {
-        self.applied.iter().map(|(sender, applied)| (*sender, applied.clone())).collect()
+        self.applied.clone()
     }
 
     /// By worker, the last timestamp.
     pub(super) fn timestamps(&self) -> impl Iterator<Item = ((u32, u64), u64)> + '_ {
-        let last = |(of, it): (&Sender, &Applied)| ((of.node, of.incarnation), it.timestamp);
+        let last = |(of, it): &(Sender, Applied)| ((of.node, of.incarnation), it.timestamp);
         self.applied.iter().map(last)
     }
 
     /// Records that something of a worker was applied that may be applied again when it comes
     /// again.
     pub(super) fn note(&mut self, sender: Sender) {
-        self.applied.entry(sender).or_default();
+        self.entry(sender);
     }
 }

@@ -14,10 +14,12 @@
 
 use std::time::Duration;
 
-use caravan_van::{Connections, KeyRange};
+use caravan_van::Connections;
 
 use super::gathered::pushes;
-use super::{Chain, Chains, Inputs, Link, Unconfirmed};
+use super::log::{Entry, Place};
+use super::serve::Around;
+use super::{Chain, Chains, Link};
 use crate::op::Op;
 use crate::server::shard::{Extract, Part, Request, Shard};
 use crate::server::tables::{Replica, Tables};
@@ -28,7 +30,7 @@ const LATE: Duration = Duration::from_secs(1);
 /// Parts of a sum that were applied and wait for the others.
 pub(super) struct Sum {
     number: u64,
-    parts: Vec<Unconfirmed>,
+    parts: Vec<Entry>,
     /// Number of its parts, of which some may have passed on as they are.
     of: usize,
     is_complete: bool,
@@ -39,44 +41,26 @@ pub(super) struct Sum {
 impl Sum {
     /// The sum of all its parts; none if some have passed on as they are, or one has all.
     fn add_up(&self, shard: &dyn Shard) -> Option<Extract> {
-        let parts: Vec<_> = pushes(&self.parts).map(Inputs::request).collect();
+        let parts: Vec<_> = pushes(&self.parts).map(Entry::request).collect();
         let mut extract = Extract::default();
         let is_whole = parts.len() == self.of && self.of > 1;
         (is_whole && shard.add_up(&parts, &mut extract)).then_some(extract)
     }
 }
 
-impl Inputs {
-    fn request(&self) -> Request<'_> {
-        let Inputs { sender, command, clock, keys, lengths, values, .. } = self;
-        Request {
-            sender: sender.node,
-            command: *command,
-            clock: *clock,
-            range: KeyRange::ALL,
-            keys,
-            lengths,
-            values,
-            pushes: true,
-            pulls: false,
-            rows: None,
-        }
-    }
-}
-
 impl Chain {
     /// The parts that wait, in the order in which they may pass on.
-    pub(super) fn take_parts(&mut self) -> impl Iterator<Item = Unconfirmed> + use<> {
+    pub(super) fn take_parts(&mut self) -> impl Iterator<Item = Entry> + use<> {
         std::mem::take(&mut self.sums).into_iter().flat_map(|sum| sum.parts)
     }
 
     /// The requests that wait as parts.
-    pub(super) fn parts_mut(&mut self) -> impl Iterator<Item = &mut Unconfirmed> {
+    pub(super) fn parts_mut(&mut self) -> impl Iterator<Item = &mut Entry> {
         self.sums.iter_mut().flat_map(|sum| &mut sum.parts)
     }
 
     /// Keeps a part of a sum.
-    fn keep(&mut self, part: Part, item: Unconfirmed, now: Duration) {
+    fn keep(&mut self, part: Part, item: Entry, now: Duration) {
         let Part { sum: number, of, left } = part;
         let at = self.sums.partition_point(|it| it.number < number);
         if self.sums.get(at).is_none_or(|it| it.number != number) {
@@ -89,10 +73,10 @@ impl Chain {
     }
 
     /// Whether a part comes behind all that its worker has pushed before.
-    fn is_in_order(&self, part: Part, item: &Unconfirmed) -> bool {
+    fn is_in_order(&self, part: Part, item: &Entry) -> bool {
         let from = self.sums.partition_point(|it| it.number < part.sum);
         let mut later = self.sums.range(from..).flat_map(|sum| &sum.parts);
-        later.all(|it| it.inputs.sender != item.inputs.sender)
+        later.all(|it| it.sender != item.sender)
     }
 }
 
@@ -104,8 +88,8 @@ impl Chains {
         chain: &mut Chain,
         shard: &dyn Shard,
         index: usize,
-        place: (u32, KeyRange),
-        (part, item): (Part, Unconfirmed),
+        place: Place,
+        (part, item): (Part, Entry),
     ) {
         if !chain.is_in_order(part, &item) {
             self.pass_parts(lanes, chain, index, place);
@@ -125,7 +109,7 @@ impl Chains {
         lanes: &mut Connections,
         chain: &mut Chain,
         index: usize,
-        place: (u32, KeyRange),
+        place: Place,
     ) {
         for item in chain.take_parts() {
             self.pass_on(lanes, chain, index, place, item);
@@ -154,6 +138,14 @@ impl Tables {
 }
 
 impl Replica {
+    /// Keeps a part of a sum that was applied, as [`Chains::gather_part`] does.
+    pub(super) fn gather_part(&mut self, around: &mut Around<'_>, part: Part, record: Entry) {
+        let place = (self.number, self.range);
+        let Some(chain) = &mut self.chain else { return };
+        let Around { lanes, chains, index } = around;
+        chains.gather_part(lanes, chain, &*self.shard, *index, place, (part, record));
+    }
+
     /// The sum of which a push that is new at the first thread of a chain is a part.
     pub(super) fn part(&self, new: Option<Op>, op: Op, request: &Request<'_>) -> Option<Part> {
         let chain = self.chain.as_ref()?;
@@ -167,13 +159,13 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
 
     use super::*;
+    use crate::server::tables::chain::log::{Effect, Waiting};
     use crate::server::tables::chain::sessions::Sender;
     use crate::table::{TableSpec, ValueType};
     use caravan_van::Pool;
 
-    fn part_of(node: u32) -> Unconfirmed {
-        let inputs = Inputs::leave(Sender { node, incarnation: 1 });
-        Unconfirmed { number: 0, inputs, replies: Vec::new() }
+    fn part_of(node: u32) -> Entry {
+        Entry::made(Sender { node, incarnation: 1 }, Effect::nothing(1), Waiting::Nobody)
     }
 
     /// Sums wait in the order of their numbers, whichever begins first; a worker that pushes a part
@@ -192,7 +184,7 @@ mod tests {
         assert!(chain.is_in_order(part(8, 2), &part_of(1)));
         let of = |sum: &Sum| (sum.number, sum.parts.len(), sum.is_complete);
         assert!(chain.sums.iter().map(of).eq([(5, 1, false), (7, 2, true)]));
-        let nodes: Vec<u32> = chain.take_parts().map(|it| it.inputs.sender.node).collect();
+        let nodes: Vec<u32> = chain.take_parts().map(|it| it.sender.node).collect();
         assert_eq!((&nodes[..], chain.sums.len()), (&[2, 1, 2][..], 0));
     }
 }

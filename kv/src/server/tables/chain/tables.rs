@@ -19,7 +19,7 @@ impl Tables {
     /// Remembers which start of its node is at the other end of a lane, and its role.
     pub(in crate::server) fn greet(&mut self, peer: PeerId, hello: &Hello) {
         let (number, incarnation) = (hello.node.get(), hello.incarnation.get());
-        let node = Node { number, incarnation, role: hello.role };
+        let node = Node { number, incarnation, role: hello.role, thread: None };
         self.chains.nodes.insert(peer, node);
         self.chains.is_due = true;
     }
@@ -50,7 +50,9 @@ impl Tables {
     pub(in crate::server) fn join_view(&mut self, view: &Membership, memory: &Pool) -> bool {
         let heard = self.chains.view.events.len();
         let is_new = self.chains.view.join(view);
-        self.chains.is_due |= is_new;
+        if is_new {
+            self.chains.note_view();
+        }
         self.inherit(heard, memory);
         self.own_from_lost();
         is_new
@@ -88,7 +90,6 @@ impl Tables {
                 let values = [u8::from(is_whole)];
                 lanes.reply(peer, message.table(), message.timestamp(), &values)?;
             }
-            Op::Replicate => return self.serve_replicate(lanes, peer, message),
             _ => {
                 self.seek(message.table(), message.range().begin())?;
                 let Tables { entries, chains, last, .. } = self;
@@ -130,6 +131,9 @@ impl Tables {
         let Follow { table, from, first, is_unused } =
             serde_json::from_slice(message.values()).map_err(|error| error.to_string())?;
         self.check_lost(from)?;
+        if let Some(node) = self.chains.nodes.get_mut(&peer) {
+            node.thread = Some(from);
+        }
         if let Some(at) = self.position(number, range.begin()) {
             match &self.entries[at].chain {
                 Some(chain) if chain.is_whole => return Ok(true),
@@ -166,6 +170,11 @@ impl Tables {
         let is_it = |lane: &&usize| self.chains.lanes[*lane].peer == Some(peer);
         let Some(server) = self.chains.lanes.keys().find(is_it).copied() else { return false };
         while !message.is_empty() {
+            let op = Op::from_raw(message.op());
+            if matches!(op, Some(Op::Record | Op::Lost)) {
+                self.enter_acknowledged(lanes, server, message);
+                continue;
+            }
             let number = message.timestamp();
             let lane = self.chains.lanes.entry(server).or_default();
             if let Some(at) = lane.posted.iter().position(|it| it.number == number)
@@ -179,6 +188,44 @@ impl Tables {
         true
     }
 
+    /// Records that the next thread has acknowledged the next records of a shard, or has refused one.
+    fn enter_acknowledged(
+        &mut self,
+        lanes: &mut Connections,
+        server: usize,
+        message: &mut Message,
+    ) {
+        let (place, count) = ((message.table(), message.range()), message.len());
+        let is_failure = message.kind() == Kind::Failure;
+        if is_failure && message.op() == Op::Lost as u8 {
+            self.count_as_lost();
+        } else if let Some(at) = self.position(place.0, place.1.begin())
+            && let Replica { chain: Some(chain), .. } = &mut self.entries[at]
+            && chain.next == Some(server)
+        {
+            let chains = &mut self.chains;
+            // What was posted before the last message of a copy is not in the log.
+            let is_of_copy = chains.lanes.get(&server).is_some_and(|lane| lane.completes(place));
+            if is_failure {
+                let reason = String::from_utf8_lossy(message.values());
+                let first = place.1.begin();
+                tracing::warn!(server, %reason, first, "a copy cannot be kept there");
+                chain.fail(place, lanes, &mut chains.broken);
+            } else if chain.link == Link::Follows && !is_of_copy {
+                chain.log.acknowledge(count, place, lanes, &mut chains.broken);
+            }
+        }
+        message.pass(count);
+    }
+
+    /// Records that others count this thread as lost.
+    fn count_as_lost(&mut self) {
+        tracing::warn!("this server thread counts as lost: it serves no longer");
+        self.chains.view.lost.insert(self.index);
+        self.chains.note_view();
+    }
+
+    /// Records the answer to a message about a shard as a whole.
     fn enter_confirmation(
         &mut self,
         lanes: &mut Connections,
@@ -187,43 +234,32 @@ impl Tables {
         message: &Message,
     ) {
         let Some(at) = self.position(posted.table, posted.begin) else { return };
-        let Tables { entries, chains, index, .. } = self;
-        let Replica { range, chain: Some(chain), shard, .. } = &mut entries[at] else { return };
+        let Tables { entries, chains, .. } = self;
+        let Replica { number, range, chain: Some(chain), shard, .. } = &mut entries[at] else {
+            return;
+        };
+        let place = (*number, *range);
         if chain.next != Some(server) {
             return;
         }
         if message.kind() == Kind::Failure {
-            if message.op() == Op::Lost as u8 {
-                tracing::warn!("this server thread counts as lost: it serves no longer");
-                chains.view.lost.insert(*index);
-                return;
-            }
             let reason = String::from_utf8_lossy(message.values());
             tracing::warn!(server, %reason, first = range.begin(), "a copy cannot be kept there");
-            return chain.fail(lanes, &mut chains.broken);
+            return chain.fail(place, lanes, &mut chains.broken);
         }
         match (posted.op, &mut chain.link) {
             (Op::Follow, link @ Link::Asked) if message.values() == [1] => *link = Link::Follows,
             (Op::Follow, Link::Asked) => {
                 match chain.begin_copy(&**shard, range.begin(), lanes.memory()) {
-                    Ok(()) => chain.answer_all(lanes, &mut chains.broken),
+                    Ok(()) => chain.answer_all(place, lanes, &mut chains.broken),
                     Err(reason) => {
                         tracing::warn!(server, reason, "a shard cannot be copied");
-                        chain.fail(lanes, &mut chains.broken);
+                        chain.fail(place, lanes, &mut chains.broken);
                     }
                 }
             }
             (Op::Rows, Link::Copies { unanswered, .. }) => {
                 *unanswered = unanswered.saturating_sub(1);
-            }
-            (Op::Replicate, Link::Follows) => {
-                while chain.posted > 0
-                    && let Some(item) =
-                        chain.unconfirmed.pop_front_if(|item| item.number <= posted.number)
-                {
-                    chain.posted -= 1;
-                    item.replies.into_iter().for_each(|it| it.send(lanes, &mut chains.broken));
-                }
             }
             _ => {}
         }
@@ -287,14 +323,15 @@ impl Tables {
                         Ok(false) => break,
                         Err(reason) => {
                             tracing::warn!(server, reason, "a shard cannot be copied");
-                            chain.fail(way.lanes, &mut broken);
+                            chain.fail((number, range), way.lanes, &mut broken);
                         }
                     }
                 }
                 chains.counters = counters;
                 chains.is_due |= is_busy;
             } else {
-                chain.answer_all(&mut endpoint.lanes, &mut chains.broken);
+                let place = (number, range);
+                chain.answer_all(place, &mut endpoint.lanes, &mut chains.broken);
             }
             release_held(chain, chains, &endpoint.lanes, *index, &mut moves.released);
         }
@@ -345,7 +382,8 @@ impl Tables {
         };
         self.chains.counters.held += 1;
         self.chains.is_due = true;
-        match admission.as_deref().filter(|admission| admission.foresees()) {
+        let admission = admission.as_deref().filter(|admission| admission.foresees());
+        match admission.filter(|_| !held.message.is_forwarded()) {
             None => chain.held.push_back(held),
             Some(admission) => self.chains.hold_in_order(admission, &mut chain.held, held),
         }
@@ -384,10 +422,10 @@ impl Tables {
             self.moves.released.extend(chain.awaiting.drain(..).map(|awaiting| awaiting.held));
             self.chains.gathered -= chain.gathered.len();
             let parts = chain.take_parts();
-            chain.unconfirmed.drain(..).chain(chain.gathered.drain(..)).chain(parts)
+            chain.log.take().chain(chain.gathered.drain(..)).chain(parts)
         });
-        let unconfirmed = items.flat_map(|item| item.replies).map(|reply| reply.to);
-        unconfirmed.chain(self.owed.take_of(table)).collect()
+        let logged = items.flat_map(|entry| entry.into_replies(table));
+        logged.chain(self.owed.take_of(table)).collect()
     }
 
     /// A new shard of a table of which another thread tells.

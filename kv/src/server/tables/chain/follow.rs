@@ -1,0 +1,211 @@
+//! The copies of a shard behind the head of its chain: they apply the records that the thread before
+//! them forwards, in its order, and forward them further.
+//!
+//! Path: codec > thread > **tables** > shard > store > answer.
+
+use caravan_van::wire::Kind;
+use caravan_van::{Connections, Draft, Message, PeerId, Values};
+
+use super::apply;
+use super::log::{Entry, Records, Waiting, confirm};
+use super::models::{access, keeps_order, tells_clock};
+use super::serve::{Around, Run};
+use super::sessions::Sender;
+use crate::node::Role;
+use crate::op::{BITS, DISCLOSES, FINISHES, Op};
+use crate::server::answer::post;
+use crate::server::shard::Request;
+use crate::server::tables::{Replica, Step, Tables, Trouble};
+
+/// A record that the thread before this one has applied.
+#[derive(Clone, Copy)]
+struct Forwarded {
+    op: Op,
+    /// The bits of a push that ends its worker's iteration.
+    ends: u8,
+    sender: Sender,
+    /// The lane that it came on.
+    peer: PeerId,
+}
+
+impl Forwarded {
+    /// What the records of a message have in common.
+    fn of(peer: PeerId, message: &Message) -> Option<Forwarded> {
+        let raw = message.op();
+        let op = Op::from_raw(raw & !BITS)?;
+        let is_record = matches!(
+            op,
+            Op::Push | Op::Pull | Op::Command | Op::Checkpoint | Op::Refused | Op::Rows
+        );
+        let ends = raw & (FINISHES | DISCLOSES);
+        let is_known = (is_record || tells_clock(op)) && raw == op as u8 | ends;
+        let sender = message.origin()?.into();
+        is_known.then_some(Forwarded { op, ends, sender, peer })
+    }
+}
+
+impl Tables {
+    /// Applies the records of a message that the thread before this one forwards, and forwards
+    /// them, up to one that has to wait.
+    ///
+    /// # Errors
+    /// If an answer cannot be posted and the lane must be closed.
+    pub(in crate::server) fn serve_forwarded(
+        &mut self,
+        lanes: &mut Connections,
+        peer: PeerId,
+        message: &mut Message,
+    ) -> caravan_van::Result<Step> {
+        while !message.is_empty() {
+            let trouble = match self.apply_forwarded(lanes, peer, message) {
+                Ok(step) => return Ok(step),
+                Err(Trouble::Lane(error)) => return Err(error),
+                Err(trouble) => trouble,
+            };
+            let op = if matches!(trouble, Trouble::Lost) { Op::Lost } else { Op::Record };
+            let reason = trouble.into_reason();
+            let failure = Draft {
+                op: op as u8,
+                table: message.table(),
+                range: message.range(),
+                timestamp: message.timestamp(),
+                values: Values::Copied(reason.as_bytes()),
+                ..Draft::new(Kind::Failure)
+            };
+            post(lanes, peer, failure)?;
+            message.advance();
+        }
+        Ok(Step::Done)
+    }
+
+    fn apply_forwarded(
+        &mut self,
+        lanes: &mut Connections,
+        peer: PeerId,
+        message: &mut Message,
+    ) -> Result<Step, Trouble> {
+        let node = self.chains.nodes.get(&peer);
+        if node.is_none_or(|node| Role::of(node.role) != Some(Role::Server)) {
+            return Err("records come from servers alone, and this is none".to_owned().into());
+        }
+        let thread = node.and_then(|node| node.thread);
+        let thread = thread.ok_or_else(|| "it has not asked this thread to follow".to_owned())?;
+        let of = Forwarded::of(peer, message);
+        let of = of.ok_or_else(|| format!("operation {} is no record", message.op()))?;
+        self.check_lost(thread)?;
+        self.seek(message.table(), message.range().begin())?;
+        let Tables { entries, chains, last, index, .. } = self;
+        let entry = &mut entries[*last];
+        let Replica { chain: Some(chain), image, .. } = &mut *entry else {
+            return Err("this shard has no copies".to_owned().into());
+        };
+        if !chain.is_whole && (chain.comes_from != Some(peer) || image.is_some()) {
+            return Err("no copy comes from there".to_owned().into());
+        }
+        let mut around = Around { lanes, chains, index: *index };
+        let op = of.op as u8 | of.ends;
+        let mut run = Run::new(op, of.sender, None, Waiting::Predecessor, peer);
+        let served = entry.follow_records(&mut around, of, message, &mut run);
+        entry.log_run(&mut around, &mut run);
+        served
+    }
+}
+
+impl Replica {
+    /// Applies the records of a message, up to one for which there is no room. Those of a run are
+    /// in `run` afterwards, and not in the log.
+    fn follow_records(
+        &mut self,
+        around: &mut Around<'_>,
+        of: Forwarded,
+        message: &mut Message,
+        run: &mut Run<'_>,
+    ) -> Result<Step, Trouble> {
+        let Forwarded { op, ends, sender, peer } = of;
+        let common = Request::of(message, op, sender.node);
+        while !message.is_empty() {
+            let request = common.with_record(message, None);
+            self.check_keys(request.keys)?;
+            let place = (self.number, self.range);
+            let Some(chain) = &mut self.chain else { return Ok(Step::Done) };
+            let is_whole = chain.is_whole;
+            let room = || chain.room(around.chains, around.lanes, around.index);
+            if is_whole && !run.has_room(room) {
+                return Ok(Step::Hold);
+            }
+            let timestamp = message.timestamp();
+            let does_something = op != Op::Pull;
+            let is_new = does_something
+                && (!is_whole || !keeps_order(op) || chain.applied.is_new(sender, timestamp));
+            if is_new && let Err(reason) = self.repeat(around.lanes, (of, timestamp), &request) {
+                self.log_run(around, run);
+                if let Some(chain) = &mut self.chain {
+                    chain.is_whole = false; // it is one no longer
+                }
+                return Err(reason.into());
+            }
+            if !is_whole {
+                confirm(around.lanes, peer, place, timestamp)?;
+            } else if is_new && op == Op::Push {
+                run.add(message);
+            } else {
+                around.chains.counters.repeated += u64::from(does_something && !is_new);
+                self.log_run(around, run);
+                let records = if is_new {
+                    let op = op as u8 | ends;
+                    Records::Received { message: message.first(1), list: None, op }
+                } else {
+                    Records::Received { message: message.first(1), list: None, op: Op::Pull as u8 }
+                };
+                self.log(around, false, Entry::new(sender, records, Waiting::Predecessor(peer)));
+            }
+            message.advance();
+        }
+        Ok(Step::Done)
+    }
+
+    /// Applies what the thread before this one has applied or refused. A copy that is not whole
+    /// hears of the model with the rest; none hears of what is announced.
+    fn repeat(
+        &mut self,
+        lanes: &Connections,
+        (of, timestamp): (Forwarded, u64),
+        request: &Request<'_>,
+    ) -> Result<(), String> {
+        let Forwarded { op, ends, sender, .. } = of;
+        let Replica { chain: Some(chain), shard, admission, .. } = self else { return Ok(()) };
+        let memory = lanes.memory();
+        if op == Op::Rows {
+            return self.repeat_gathered(request, memory);
+        }
+        if op == Op::Refused && !request.keys.is_empty() {
+            shard.remove(request.keys)?;
+        }
+        if !chain.is_whole {
+            return match tells_clock(op) || op == Op::Refused {
+                true => Ok(()),
+                false => apply(&mut **shard, None, op, request, memory).map(drop),
+            };
+        }
+        if op == Op::Refused {
+            chain.applied.refuse(sender, timestamp, lanes.credits_max());
+        } else {
+            chain.applied.charge(sender)?;
+            let values = if op == Op::Clock { &[] } else { request.values };
+            let request = &Request { values, ..*request };
+            let answer = apply(&mut **shard, admission.as_deref_mut(), op, request, memory)?;
+            match keeps_order(op) {
+                true => chain.applied.enter(sender, timestamp, answer),
+                false => chain.applied.note(sender),
+            }
+        }
+        let Some(admission) = admission else { return Ok(()) };
+        if op == Op::Push {
+            admission.record_executed(&access(request));
+        }
+        if ends & FINISHES != 0 {
+            admission.finish(sender.node, request.clock, FINISHES);
+        }
+        Ok(())
+    }
+}
