@@ -521,7 +521,7 @@ impl Tracker {
 
 /// Index of the slot of a timestamp.
 #[inline]
-fn slot_of(timestamp: u64) -> usize {
+pub(crate) fn slot_of(timestamp: u64) -> usize {
     timestamp as usize & (SLOTS_MAX - 1)
 }
 

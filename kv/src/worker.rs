@@ -9,6 +9,7 @@ mod checkpoint;
 mod clocks;
 mod copies;
 mod joining;
+mod kept;
 mod lanes;
 mod leaving;
 mod moving;

@@ -47,11 +47,16 @@ impl Worker {
         let is_plain = message.kind() == Kind::Reply && message.op() & FILTERED == 0;
         let table = message.table();
         let mut passed = 0;
+        let forgets = !self.recovery.kept.is_empty();
         while is_plain && !inbox.message().is_empty() {
             let message = inbox.message();
             let values = message.values();
-            if !self.tracker.complete(message.timestamp(), server, values) {
+            let timestamp = message.timestamp();
+            if !self.tracker.complete(timestamp, server, values) {
                 break;
+            }
+            if forgets {
+                self.recovery.forget(timestamp);
             }
             passed += values.len();
             inbox.message_mut().advance();

@@ -28,6 +28,8 @@ impl Worker {
         let known = self.recovery.view.events.len();
         for event in events.get(known..).unwrap_or_default() {
             self.recovery.enter_event(event);
+            // Servers hear of it first.
+            self.tables.iter_mut().for_each(|known| known.route.close());
             self.enter_joined();
             let Event::Departed(departed) = event else { continue };
             self.moves.parting.insert(departed.thread);

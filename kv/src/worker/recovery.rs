@@ -11,12 +11,13 @@
 //!
 //! Path: **worker** > slicer > filter > message > codec > endpoint > transport.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use caravan_van::wire::{Coding, Kind};
-use caravan_van::{Draft, KeyRange, Shared, Values};
+use caravan_van::{Draft, Values};
 
+use super::kept::{Kept, KeptRequests};
 use super::lanes::{NOBODY, Server};
 use super::waiting::{Awaited, News, Silence};
 use super::{Table, Worker};
@@ -33,8 +34,8 @@ pub(super) const RETRY: Duration = Duration::from_millis(5);
 /// All that a worker needs to go on.
 #[derive(Default)]
 pub(super) struct Recovery {
-    /// Parts that are not answered, by timestamp.
-    kept: BTreeMap<u64, Kept>,
+    /// Parts that are not answered.
+    pub(super) kept: KeptRequests,
     /// Timestamps of those that are to be posted.
     unposted: BTreeSet<u64>,
     pub(super) view: Membership,
@@ -46,38 +47,6 @@ pub(super) struct Recovery {
     pub(super) is_on: bool,
     /// Whether there may be anything for [`Worker::recover`] to do.
     pub(super) is_due: bool,
-}
-
-/// A part of a request, to be posted again.
-pub(super) struct Kept {
-    server: usize,
-    table: u32,
-    range: KeyRange,
-    op: u8,
-    command: i32,
-    clock: u64,
-    keys: Vec<u64>,
-    lengths: Vec<u32>,
-    values: Body,
-}
-
-enum Body {
-    Copied(Vec<u8>),
-    Shared(Shared),
-}
-
-impl Kept {
-    /// Keeps the message of a draft with these keys.
-    pub(super) fn of(server: usize, draft: &Draft<'_>, keys: &[u64]) -> Kept {
-        let values = match &draft.values {
-            Values::Copied(bytes) => Body::Copied(bytes.to_vec()),
-            Values::Apart(shared) => Body::Shared(shared.clone()),
-            _ => Body::Copied(Vec::new()),
-        };
-        let Draft { table, range, op, command, clock, lengths, .. } = *draft;
-        let (keys, lengths) = (keys.to_vec(), lengths.to_vec());
-        Kept { server, table, range, op, command, clock, keys, lengths, values }
-    }
 }
 
 impl Recovery {
@@ -103,11 +72,6 @@ impl Recovery {
         self.is_due = true;
     }
 
-    /// Keeps a part until it is answered.
-    pub(super) fn keep(&mut self, timestamp: u64, kept: Kept) {
-        self.kept.insert(timestamp, kept);
-    }
-
     /// Posts a part as soon as that is possible.
     pub(super) fn post_later(&mut self, timestamp: u64) {
         self.unposted.insert(timestamp);
@@ -124,7 +88,7 @@ impl Recovery {
         timestamp: u64,
         error: caravan_van::Error,
     ) -> caravan_van::Result<()> {
-        if !is_closed(&error) || !self.kept.contains_key(&timestamp) {
+        if !is_closed(&error) || self.kept.get(timestamp).is_none() {
             return Err(error);
         }
         self.post_later(timestamp);
@@ -137,19 +101,19 @@ impl Recovery {
             let answers = [Op::Command, Op::Join].map(|op| op as u8);
             answers.contains(&kept.op) && kept.table == table && kept.range.begin() == begin
         };
-        self.kept.values().any(is_it)
+        self.kept.iter().any(is_it)
     }
 
     /// Number of kept parts of such requests whose table and iteration are meant.
     pub(super) fn parts(&self, op: Op, is_meant: impl Fn(u32, u64) -> bool) -> usize {
         let is_it = |kept: &&Kept| kept.op & !BITS == op as u8 && is_meant(kept.table, kept.clock);
-        self.kept.values().filter(is_it).count()
+        self.kept.iter().filter(is_it).count()
     }
 
     /// Keeps a part no longer.
     #[inline]
     pub(super) fn forget(&mut self, timestamp: u64) {
-        if !self.kept.is_empty() && self.kept.remove(&timestamp).is_some() {
+        if !self.kept.is_empty() && self.kept.remove(timestamp) && !self.unposted.is_empty() {
             self.unposted.remove(&timestamp);
         }
     }
@@ -157,13 +121,13 @@ impl Recovery {
     /// Keeps nothing for a server any longer.
     fn give_up(&mut self, server: usize) {
         let Recovery { kept, unposted, .. } = self;
-        kept.retain(|_, kept| kept.server != server);
-        unposted.retain(|timestamp| kept.contains_key(timestamp));
+        kept.give_up(server);
+        unposted.retain(|timestamp| kept.get(*timestamp).is_some());
     }
 
     /// Whether a part is kept that this server has to answer.
     pub(super) fn keeps(&self, timestamp: u64, server: usize) -> bool {
-        self.kept.get(&timestamp).is_some_and(|kept| kept.server == server)
+        self.kept.get(timestamp).is_some_and(|kept| kept.server == server)
     }
 
     /// Whether a server is lost for good, or has left.
@@ -230,7 +194,8 @@ impl Worker {
             known.map.pass_on(server, successor);
             known.route.close();
         }
-        for (&timestamp, kept) in &mut recovery.kept {
+        for kept in recovery.kept.iter_mut() {
+            let timestamp = kept.timestamp;
             if kept.server == server
                 && let Some((progress, at)) = tracker.part(timestamp, server)
             {
@@ -282,7 +247,7 @@ impl Worker {
         let unposted: Vec<u64> = self.recovery.unposted.iter().copied().collect();
         let mut waits = BTreeSet::new();
         for timestamp in unposted {
-            let Some(kept) = self.recovery.kept.get(&timestamp) else { continue };
+            let Some(kept) = self.recovery.kept.get(timestamp) else { continue };
             let server = kept.server;
             self.open_lane(server); // that of a successor
             let is_posted = !waits.contains(&server) && self.post_again(timestamp);
@@ -336,29 +301,13 @@ impl Worker {
     /// Posts a part that is kept; returns whether its lane had room.
     fn post_again(&mut self, timestamp: u64) -> bool {
         let Worker { endpoint, servers, recovery, .. } = self;
-        let Some(kept) = recovery.kept.get(&timestamp) else { return true };
+        let Some(kept) = recovery.kept.get(timestamp) else { return true };
         let Server { peer, ref lost, .. } = servers[kept.server];
         let is_open = lost.is_none() && recovery.told[kept.server];
         if !is_open || endpoint.lanes.credits(peer) < 2 {
             return false;
         }
-        let values = match &kept.values {
-            Body::Copied(bytes) => Values::Copied(bytes),
-            Body::Shared(shared) => Values::Apart(shared.clone()),
-        };
-        let draft = Draft {
-            op: kept.op,
-            command: kept.command,
-            table: kept.table,
-            timestamp,
-            clock: kept.clock,
-            range: kept.range,
-            keys: &kept.keys,
-            lengths: &kept.lengths,
-            values,
-            ..Draft::new(Kind::Request)
-        };
-        let is_posted = endpoint.lanes.post(peer, draft, &mut Coding::plain()).is_ok();
+        let is_posted = endpoint.lanes.post(peer, kept.draft(), &mut Coding::plain()).is_ok();
         if is_posted {
             recovery.unposted.remove(&timestamp);
         }

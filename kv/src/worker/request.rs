@@ -11,6 +11,7 @@ use std::ops::Range;
 use caravan_van::wire::Kind;
 use caravan_van::{Buffer, Connections, Draft, PeerId, Shared, Value, Values};
 
+use super::kept::Kept;
 use super::table::{FOLLOWS_WORKER, Route, TableState};
 use super::{Table, Worker};
 use crate::error::Result;
@@ -150,7 +151,7 @@ impl Worker {
             return false;
         }
         if !known.route.has(*first, *last)
-            && !known.route_to(request.table.0, *first, &self.servers, &self.moves)
+            && !known.route_to(request.table.0, *first, &self.servers, &self.moves, &self.recovery)
         {
             return false;
         }
@@ -159,7 +160,7 @@ impl Worker {
             || !is_lent(&self.endpoint.lanes, known.route.peer, keys.len(), place);
         needs_place
             && *last <= known.route.last
-            && self.endpoint.lanes.credits(known.route.peer) > 0
+            && self.endpoint.lanes.credits(known.route.peer) > usize::from(known.route.is_kept)
             && slicer::are_ascending(keys)
     }
 
@@ -175,7 +176,7 @@ impl Worker {
                 Some(self.endpoint.lanes.memory().allocate(place)?)
             }
         };
-        let Route { server, peer, range, .. } = self.tables[table.0 as usize].route;
+        let Route { server, peer, range, is_kept, .. } = self.tables[table.0 as usize].route;
         let timestamp = self.tracker.begin_short(kind, server, into)?;
         let TableState { coding, filters, clock, .. } = &mut self.tables[table.0 as usize];
         let clock = if *clock == FOLLOWS_WORKER { self.clock } else { *clock };
@@ -197,9 +198,20 @@ impl Worker {
             lengths: &[],
             values: payload.part(0..payload.all().len(), peer, &self.endpoint.lanes),
         };
-        match self.endpoint.lanes.post(peer, draft, coding) {
+        if is_kept {
+            let kept = Kept::of(server as usize, &draft, keys, self.endpoint.lanes.memory());
+            match kept {
+                Ok(kept) => self.recovery.kept.insert(kept),
+                Err(error) => return Ok(self.tracker.fail(timestamp, error.into())),
+            }
+        }
+        let posted = self.endpoint.lanes.post(peer, draft, coding);
+        match posted.or_else(|error| self.recovery.excuse(timestamp.0, error)) {
             Ok(()) => Ok(timestamp),
-            Err(error) => Ok(self.tracker.fail(timestamp, error.into())),
+            Err(error) => {
+                self.recovery.forget(timestamp.0);
+                Ok(self.tracker.fail(timestamp, error.into()))
+            }
         }
     }
 }

@@ -4,7 +4,7 @@ use caravan_van::wire::Coding;
 use caravan_van::{KeyRange, PeerId};
 
 use super::lanes::{NOBODY, Server};
-use super::{Moves, Worker};
+use super::{Moves, Recovery, Worker};
 use crate::consistency::Model;
 use crate::error::{Error, Result};
 use crate::filter::{AtWorker, KeyCacheCounters, Own, OwnFilters, Sent, Traffic};
@@ -47,18 +47,22 @@ pub(super) struct Route {
     pub(super) range: KeyRange,
     /// The last key of the range; below the first one if the route is closed.
     pub(super) last: u64,
+    /// Whether requests are kept until they are answered, and leave one credit for the news of a
+    /// loss.
+    pub(super) is_kept: bool,
 }
 
 impl Route {
-    fn to(placed: Placed, servers: &[Server]) -> Route {
+    fn to(placed: Placed, servers: &[Server], is_kept: bool) -> Route {
         let Placed { range, server, .. } = placed;
-        Route { server: server as u32, peer: servers[server].peer, range, last: range.last() }
+        let (peer, last) = (servers[server].peer, range.last());
+        Route { server: server as u32, peer, range, last, is_kept }
     }
 
     /// A route that no request goes.
     pub(super) fn closed() -> Route {
         let range = KeyRange::ALL;
-        let mut route = Route { server: 0, peer: NOBODY, range, last: 0 };
+        let mut route = Route { server: 0, peer: NOBODY, range, last: 0, is_kept: false };
         route.close();
         route
     }
@@ -100,6 +104,12 @@ impl TableState {
             })
     }
 
+    /// Whether there are such requests.
+    fn may_keep_credits(&self) -> bool {
+        let keeps = |model| matches!(model, Model::Bsp | Model::SparseSsp { .. });
+        self.spec.replicas > 0 && self.spec.consistency.is_some_and(|it| keeps(it.model))
+    }
+
     /// Sets `route` to the owner of `key`; returns false if there is none, or requests to its shard
     /// have to wait.
     #[inline(never)]
@@ -109,10 +119,17 @@ impl TableState {
         key: u64,
         servers: &[Server],
         moves: &Moves,
+        recovery: &Recovery,
     ) -> bool {
         let shard = self.map.find(key).filter(|shard| !moves.concern(index as usize, *shard));
-        let Some(shard) = shard.filter(|_| self.spec.replicas == 0) else { return false };
-        self.route = Route::to(self.map.shards()[shard], servers);
+        let Some(shard) = shard else { return false };
+        let placed = self.map.shards()[shard];
+        let is_kept = self.spec.replicas > 0;
+        let waits = || recovery.concerns(placed.server) || self.may_keep_credits();
+        if is_kept && waits() {
+            return false;
+        }
+        self.route = Route::to(placed, servers, is_kept);
         true
     }
 

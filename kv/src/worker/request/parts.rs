@@ -15,10 +15,11 @@ use crate::map::Placed;
 use crate::op::{DISCLOSES, FINISHES, Op};
 use crate::runs::Runs;
 use crate::slicer;
-use crate::table::TableSpec;
+use crate::table::{SHARED_BYTES_MIN, TableSpec};
 use crate::tracker::{Part, RequestKind, Timestamp};
+use crate::worker::kept::Kept;
 use crate::worker::lanes::Server;
-use crate::worker::recovery::{self, Kept};
+use crate::worker::recovery;
 use crate::worker::table::{FOLLOWS_WORKER, TableState, unknown};
 use crate::worker::waiting::{Awaited, Silence};
 use crate::worker::{Table, Worker};
@@ -252,7 +253,12 @@ impl Worker {
             draft.lengths = &self.coded.counts;
         }
         if spec.replicas > 0 {
-            self.recovery.keep(timestamp, Kept::of(server, &draft, draft.keys));
+            let kept = Kept::of(server, &draft, draft.keys, self.endpoint.lanes.memory());
+            let kept = kept.inspect_err(|_| self.tracker.end_part(timestamp, whole.0))?;
+            if matches!(draft.values, Values::Copied(bytes) if bytes.len() >= SHARED_BYTES_MIN) {
+                draft.values = Values::Apart(kept.values());
+            }
+            self.recovery.kept.insert(kept);
         }
         if named.is_some() {
             draft.keys = &[];
@@ -360,7 +366,9 @@ impl Worker {
         let timestamp = self.tracker.begin_part(whole)?;
         let draft = Draft { range, timestamp, ..draft };
         if self.tables[table.0 as usize].spec.replicas > 0 {
-            self.recovery.keep(timestamp, Kept::of(server, &draft, &[]));
+            let kept = Kept::of(server, &draft, &[], self.endpoint.lanes.memory());
+            let kept = kept.inspect_err(|_| self.tracker.end_part(timestamp, whole.0))?;
+            self.recovery.kept.insert(kept);
         }
         let posted = self.endpoint.lanes.post(peer, draft, &mut Coding::plain());
         let posted = posted.or_else(|error| self.recovery.excuse(timestamp, error));
