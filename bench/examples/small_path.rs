@@ -5,8 +5,8 @@
 //! [`stream_pushes`], [`stream_pulls`] and [`stream_sparse`]; by itself it shows nothing. Nothing
 //! here waits, so the same program gives the same counts. The argument is the operation, how many
 //! are in flight, and options: `shm` for shared memory, the consistency model of the table,
-//! `parked` for one where another worker's pull waits, the handle of the table, which is `add` by
-//! default: `push-1`, `pull-200`, `push-1-shm`, `pull-200-ssp`, `push-200-ftrl`. Under BSP every
+//! `parked` for one where another worker's pull waits, `copy` for one with a copy on a second server,
+//! which needs `shm`, the handle of the table, which is `add` by default: `push-1`, `pull-200`, `push-1-shm`, `pull-200-ssp`, `push-200-ftrl`. Under BSP every
 //! push ends the iteration of the only worker, or it would wait. `sparse-1000` has iterations of
 //! SparseSSP's controller alone, of 1000 keys.
 
@@ -23,13 +23,13 @@ use caravan_kv::consistency::{
     Access, Controller, MapRecorder, Model, Recorder, RingRecorder, SparseSsp, Verdict,
 };
 use caravan_kv::{
-    Handles, ServerAddress, ServerThread, Table, TableSpec, Timestamp, ValueType, Worker,
+    Handles, Placement, ServerAddress, ServerThread, Table, TableSpec, Timestamp, ValueType, Worker,
 };
 use caravan_van::shm::Shm;
 use caravan_van::wire::Offer;
 use caravan_van::{
-    About, Buffer, Counters, Endpoint, Event, Frame, Gather, KeyRange, PeerId, Result, Transport,
-    VanConfig, Wait,
+    About, Buffer, Counters, Endpoint, Event, Frame, Gather, Identity, KeyRange, PeerId, Result,
+    Transport, VanConfig, Wait,
 };
 use wire::{CREDITS, Frames, Wire};
 
@@ -63,10 +63,18 @@ fn wait(worker: &mut Worker, timestamp: Timestamp) {
     worker.wait(timestamp).expect("it is answered");
 }
 
-/// The server's turn: all that has come, and its answers.
+/// The servers' turn: all that has come, and their answers.
 #[inline(never)]
-fn serve(server: &mut ServerThread) {
-    while server.step().expect("the wire holds") {}
+fn serve(servers: &mut [ServerThread]) {
+    let mut is_busy = true;
+    while is_busy {
+        is_busy = false;
+        for server in &mut *servers {
+            while server.step().expect("the wire holds") {
+                is_busy = true;
+            }
+        }
+    }
 }
 
 #[inline(never)]
@@ -95,14 +103,14 @@ fn stream_pulls(worker: &mut Worker, table: Table, window: usize) {
     made.into_iter().for_each(|timestamp| wait(worker, timestamp));
 }
 
-/// The worker's end of a van. It runs the server in place of waiting for it.
+/// The worker's end of a van. It runs the servers in place of waiting for them.
 struct Served {
     van: Box<dyn Transport>,
-    server: Shared,
+    servers: Shared,
 }
 
-/// The server, which every worker runs.
-type Shared = Rc<RefCell<ServerThread>>;
+/// The servers, which every worker runs.
+type Shared = Rc<RefCell<Vec<ServerThread>>>;
 
 impl Transport for Served {
     fn about(&self) -> &About {
@@ -138,7 +146,7 @@ impl Transport for Served {
     }
 
     fn wait(&mut self, _: Duration) -> Result<()> {
-        serve(&mut self.server.borrow_mut());
+        serve(&mut self.servers.borrow_mut());
         Ok(())
     }
 
@@ -147,16 +155,21 @@ impl Transport for Served {
     }
 }
 
+/// Numbers of roles.
+const SERVER: u8 = 2;
+const WORKER: u8 = 3;
+
 /// One end of shared memory.
-fn shm(node: u32) -> Box<dyn Transport> {
-    let config = VanConfig { node, wait: Wait::Spin, ..VanConfig::default() };
+fn shm(node: u32, role: u8) -> Box<dyn Transport> {
+    let identity = Identity { role, ..Identity::default() };
+    let config = VanConfig { node, identity, wait: Wait::Spin, ..VanConfig::default() };
     Box::new(Shm::new(&config).expect("this machine lets processes share memory"))
 }
 
 /// Both ends of a van, the server's first.
 fn ends(over_shm: bool) -> [Box<dyn Transport>; 2] {
     if over_shm {
-        return [shm(2), shm(1)];
+        return [shm(2, SERVER), shm(1, WORKER)];
     }
     let (there, back) = (Frames::default(), Frames::default());
     [Wire::new(&back, &there), Wire::new(&there, &back)]
@@ -200,10 +213,14 @@ impl Asked {
     }
 }
 
-fn connect(van: Box<dyn Transport>, node: u32, server: &Shared, at: &ServerAddress) -> Worker {
-    let served = Served { van, server: server.clone() };
+fn connect(van: Box<dyn Transport>, node: u32, servers: &Shared, at: &[ServerAddress]) -> Worker {
+    let served = Served { van, servers: servers.clone() };
     let endpoint = Endpoint::new(Box::new(served), node, CREDITS);
-    Worker::connect(endpoint, std::slice::from_ref(at), Duration::MAX).expect("the server is there")
+    Worker::connect(endpoint, at, Duration::MAX).expect("the servers are there")
+}
+
+fn address(van: &dyn Transport) -> ServerAddress {
+    ServerAddress { name: "server".to_owned(), address: van.about().address.clone() }
 }
 
 fn main() {
@@ -212,15 +229,25 @@ fn main() {
         return sparse(&asked);
     }
     let [server_end, van] = ends(asked.has("shm"));
-    let name = "server".to_owned();
-    let at = ServerAddress { name, address: server_end.about().address.clone() };
-    let endpoint = Endpoint::new(server_end, 2, CREDITS);
-    let server = ServerThread::new(endpoint, 0, 1, Handles::default());
-    let server = Rc::new(RefCell::new(server));
-    let mut worker = connect(van, 1, &server, &at);
+    let copies = u32::from(asked.has("copy"));
+    let more = (0..copies).map(|more| shm(4 + more, SERVER));
+    let vans: Vec<_> = std::iter::once(server_end).chain(more).collect();
+    let count = vans.len();
+    let at: Vec<ServerAddress> = vans.iter().map(|van| address(&**van)).collect();
+    let thread = |(index, van): (usize, Box<dyn Transport>)| {
+        let node = if index == 0 { 2 } else { 3 + index as u32 };
+        ServerThread::new(Endpoint::new(van, node, CREDITS), index, count, Handles::default())
+    };
+    let servers: Vec<ServerThread> = vans.into_iter().enumerate().map(thread).collect();
+    let servers = Rc::new(RefCell::new(servers));
+    let mut worker = connect(van, 1, &servers, &at);
     let range = KeyRange::new(0, 64).expect("64 keys");
     let mut spec = TableSpec::new(1, "small", ValueType::F32, WIDTH as u32).keys(range).dense();
-    spec = spec.handle(asked.handle());
+    spec = spec.handle(asked.handle()).replicas(copies);
+    if copies > 0 {
+        // One shard, so that the second server has nothing but the copy.
+        spec = spec.placement(Placement::Cut(vec![(0, 0)]));
+    }
     let model = asked.model();
     if let Some(model) = model {
         spec = spec.consistency(model, if asked.has("parked") { 2 } else { 1 });
@@ -230,7 +257,7 @@ fn main() {
         worker.join(table).expect("the table has a model");
     }
     let _other = asked.has("parked").then(|| {
-        let mut other = connect(shm(3), 3, &server, &at);
+        let mut other = connect(shm(3, WORKER), 3, &servers, &at);
         let table = other.create_table(&spec).expect("it is the same");
         other.join(table).expect("the table has a model");
         other.advance(table).expect("the server is there");
@@ -239,6 +266,11 @@ fn main() {
         other
     });
     worker.cache_keys(table).expect("it is known"); // as in the benches
+    if copies > 0 {
+        // The lane between the servers opens with the first request.
+        let pushed = push(&mut worker, table, 0, &[1.0; WIDTH]);
+        wait(&mut worker, pushed);
+    }
     match &*asked.op {
         "push" => stream_pushes(&mut worker, table, asked.count, model),
         _ => stream_pulls(&mut worker, table, asked.count),

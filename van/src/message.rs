@@ -383,6 +383,22 @@ impl Message {
         }
     }
 
+    /// The next records but the first, as they lie in a batch of requests with these many value bytes
+    /// each: the timestamp, the key and the values of each. `None` if they do not lie so.
+    pub(crate) fn records(&self, value_bytes: usize) -> Option<(&[u8], usize)> {
+        let is_run = self.stride > 0
+            && self.kind == Kind::Request
+            && (self.lead, self.key_bytes) == (size_of::<u64>(), KEY)
+            && self.value_bytes == value_bytes
+            && self.open > 1;
+        if !is_run {
+            return None;
+        }
+        let from = self.keys_at + self.stride - self.lead;
+        let bytes = &self.image()[from..][..(self.open - 1) * self.stride];
+        Some((bytes, self.stride))
+    }
+
     /// Values of the next record, which share the memory of the message.
     pub fn share_values(&self) -> Shared {
         match &self.apart {
@@ -413,8 +429,8 @@ impl Message {
         all.map(|at| Offer::read_from_prefix(&self.image()[at..]).expect("whole records").0)
     }
 
-    /// The timestamps of the open records, in order.
-    pub(crate) fn timestamps(&self) -> impl Iterator<Item = u64> {
+    /// The timestamps of the next records, in order.
+    pub fn timestamps(&self) -> impl Iterator<Item = u64> {
         let behind = (1..self.open).map(|n| self.keys_at + n * self.stride - self.lead);
         let all = (0..self.open.min(1)).map(|_| self.timestamp_at).chain(behind);
         all.map(|at| number(&self.image()[at..]))
@@ -427,7 +443,7 @@ impl Message {
         if self.flags & flags::SIGNATURE == 0 {
             return None;
         }
-        let origin = if self.is_forwarded() { size_of::<Origin>() } else { 0 };
+        let origin = if self.is_forwarded() { Origin::BYTES } else { 0 };
         Some(number(&self.image()[size_of::<Header>() + origin..]))
     }
 
@@ -448,8 +464,7 @@ impl Message {
         if !self.is_forwarded() {
             return None;
         }
-        let sections = &self.image()[size_of::<Header>()..];
-        Origin::read_from_prefix(sections).ok().map(|(origin, _)| origin)
+        Origin::read(&self.image()[size_of::<Header>()..])
     }
 
     /// The values in their sender's memory, if they are lent. They stay there while any part of

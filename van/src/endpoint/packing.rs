@@ -18,7 +18,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::error::Result;
 use crate::memory::{Buffer, Pool};
-use crate::message::Draft;
+use crate::message::{Draft, Message};
 use crate::transport::FRAME_PREFIX;
 use crate::wire::{
     BatchKey, Coding, Header, Origin, close_batch, encode_into, seal, write_sections,
@@ -123,6 +123,44 @@ impl Packer {
         true
     }
 
+    /// Appends records behind the first of a received message to the current batch, of which the first
+    /// was the last message: as they lie, as many as there is room for, and at most so many. Returns
+    /// how many.
+    pub(super) fn append_records(&mut self, message: &Message, most: usize) -> usize {
+        let (Some(template), Some(memory)) = (&self.template, &mut self.memory) else { return 0 };
+        let key = &template.key;
+        let is_alike =
+            self.batch.is_some() && key.is_of_requests() && key.range() == message.range();
+        let Some((bytes, stride)) = message.records(key.value_bytes()).filter(|_| is_alike) else {
+            return 0;
+        };
+        let at = self.end.next_multiple_of(8);
+        let room = self.end_max.min(memory.len()).saturating_sub(at) / stride;
+        let count = room.min(most).min(bytes.len() / stride);
+        if count == 0 || stride != template.record_bytes {
+            return 0;
+        }
+        memory[self.end..at].fill(0);
+        let bytes = &bytes[..count * stride];
+        memory[at..at + bytes.len()].copy_from_slice(bytes);
+        self.end = at + bytes.len();
+        count
+    }
+
+    /// Whether the last message was of the batch of this one.
+    #[inline]
+    pub(super) fn continues(&self, draft: &Draft<'_>) -> bool {
+        self.template.as_ref().is_some_and(|template| template.key.fits(draft))
+    }
+
+    /// Appends a message of the current batch that has no sections; returns whether there was room.
+    #[inline(always)]
+    pub(super) fn repeat(&mut self, timestamp: u64) -> bool {
+        let Some(Template { record_bytes, image_bytes, .. }) = self.template else { return false };
+        record_bytes == size_of::<u64>()
+            && self.place(timestamp, record_bytes, image_bytes).is_some()
+    }
+
     /// Writes the timestamp of a message of the current batch and returns the room for its
     /// sections. The message becomes a record of `record_bytes` bytes or, if no frame is open, an
     /// image of `image_bytes`.
@@ -147,8 +185,8 @@ impl Packer {
             self.batch = Some(OpenBatch { at: FRAME_PREFIX, records_at });
             self.end = end;
             let Some(origin) = origin else { return Some(sections) };
-            let (place, sections) = sections.split_at_mut_checked(size_of::<Origin>())?;
-            place.copy_from_slice(origin.as_bytes());
+            let (place, sections) = sections.split_at_mut_checked(Origin::BYTES)?;
+            origin.write(place);
             return Some(sections);
         }
         self.batch.as_ref()?;

@@ -7,7 +7,7 @@ use super::connection::{Connection, Item, Rules, lane};
 use super::packing::Packer;
 use crate::error::{Error, Result};
 use crate::memory::{Buffer, Pool, Shared};
-use crate::message::{Draft, Outgoing, Values};
+use crate::message::{Draft, Message, Outgoing, Values};
 use crate::metrics::Counters;
 use crate::transport::{FRAME_PREFIX, Frame, PeerId, Transport, check_write};
 use crate::wire::{Coding, Kind, Offer, TRAILER, encode};
@@ -39,6 +39,46 @@ impl Connections {
             self.open.push(peer);
         }
         self.counted.messages_sent += 1;
+        Ok(())
+    }
+
+    /// Posts requests of a received message behind its first one, which was posted last, each with the
+    /// header of that one: as many as fit into the open frame, as they lie. Returns how many; none
+    /// where they have to be posted one by one.
+    pub fn post_records(&mut self, peer: PeerId, message: &Message) -> usize {
+        let Ok(open) = lane(&mut self.lanes, peer) else { return 0 };
+        if !open.is_free() {
+            return 0;
+        }
+        let count = open.packer.append_records(message, open.credits.into());
+        open.credits -= count as u16;
+        self.counted.messages_sent += count as u64;
+        count
+    }
+
+    /// Posts the answer of `draft`, which has no content, to each record of a message.
+    ///
+    /// # Errors
+    /// As [`Connections::post`].
+    pub fn answer_each(&mut self, peer: PeerId, draft: &Draft<'_>, of: &Message) -> Result<()> {
+        let &Draft { kind, op, table, range, .. } = draft;
+        let mut timestamps = of.timestamps();
+        let mut next = timestamps.next();
+        while let Some(timestamp) = next {
+            let answer = Draft { op, table, range, timestamp, ..Draft::new(kind) };
+            self.post(peer, answer, &mut Coding::plain())?;
+            let open = lane(&mut self.lanes, peer)?;
+            let is_alike = open.is_free() && open.packer.continues(draft);
+            next = timestamps.next();
+            while is_alike
+                && let Some(timestamp) = next
+                && open.packer.repeat(timestamp)
+            {
+                open.unanswered = open.unanswered.saturating_sub(1);
+                self.counted.messages_sent += 1;
+                next = timestamps.next();
+            }
+        }
         Ok(())
     }
 

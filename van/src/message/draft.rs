@@ -68,7 +68,7 @@ impl Draft<'_> {
         let offer = if self.offer.is_some() { size_of::<Offer>() } else { 0 };
         let lengths = size_of_val(self.lengths).next_multiple_of(8);
         let signature = if self.signature.is_some() { size_of::<u64>() } else { 0 };
-        let origin = if self.origin.is_some() { size_of::<Origin>() } else { 0 };
+        let origin = if self.origin.is_some() { Origin::BYTES } else { 0 };
         let sections = origin + signature + offer + size_of_val(self.keys) + lengths;
         (size_of::<Header>() + sections).saturating_add(self.values.len())
     }

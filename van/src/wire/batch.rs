@@ -69,6 +69,19 @@ impl BatchKey {
         (is_plain && !has_offers && origin.is_none()).then_some((table, value_bytes))
     }
 
+    /// Whether these are requests, forwarded or not, that offer nothing.
+    pub(crate) fn is_of_requests(&self) -> bool {
+        self.kind == Kind::Request && !self.has_offers
+    }
+
+    pub(crate) fn range(&self) -> KeyRange {
+        self.range
+    }
+
+    pub(crate) fn value_bytes(&self) -> usize {
+        self.value_bytes
+    }
+
     #[inline]
     pub(crate) fn record_bytes(&self) -> usize {
         let keys = if self.kind == Kind::Request { size_of::<u64>() } else { 0 };

@@ -123,7 +123,7 @@ fn write_image(
     let Draft { range, keys, lengths, .. } = *draft;
     let mut image = Image::new(place, coding, pool);
     if let Some(origin) = &draft.origin {
-        image.append(size_of::<Origin>(), |place| place.copy_from_slice(origin.as_bytes()));
+        image.append(Origin::BYTES, |place| origin.write(place));
         image.flags |= flags::ORIGIN;
     }
     if let Some(signature) = draft.signature {
@@ -239,7 +239,7 @@ impl Plan {
         let head_bytes = size_of::<Header>()
             .saturating_add(if draft.offer.is_some() { size_of::<Offer>() } else { 0 })
             .saturating_add(if draft.signature.is_some() { size_of::<u64>() } else { 0 })
-            .saturating_add(if draft.origin.is_some() { size_of::<Origin>() } else { 0 })
+            .saturating_add(if draft.origin.is_some() { Origin::BYTES } else { 0 })
             .saturating_add(key_bytes.next_multiple_of(ALIGN))
             .saturating_add(length_bytes.next_multiple_of(ALIGN))
             .saturating_add(if inside { value_bytes } else { 0 });

@@ -154,30 +154,32 @@ const _: () = assert!(size_of::<Offer>() == 24);
 
 /// The node that has made a request which another one forwards. The timestamp of the message is
 /// that of the request.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    Default,
-    PartialEq,
-    Eq,
-    FromBytes,
-    IntoBytes,
-    Immutable,
-    KnownLayout,
-    Unaligned,
-)]
-#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Origin {
     /// [`Hello::incarnation`] of the node.
-    pub incarnation: U64,
+    pub incarnation: u64,
     /// Id of the node.
-    pub node: U32,
-    /// Nothing, so that the next section is aligned.
-    pub reserved: U32,
+    pub node: u32,
 }
 
-const _: () = assert!(size_of::<Origin>() == 16);
+impl Origin {
+    /// Bytes of its section: both numbers, and zeros up to the next section.
+    pub(crate) const BYTES: usize = 16;
+
+    #[inline]
+    pub(crate) fn write(self, place: &mut [u8]) {
+        place[..8].copy_from_slice(&self.incarnation.to_le_bytes());
+        place[8..].copy_from_slice(&u64::from(self.node).to_le_bytes());
+    }
+
+    /// Reads a section.
+    pub(crate) fn read(section: &[u8]) -> Option<Origin> {
+        let (incarnation, rest) = section.split_first_chunk()?;
+        let node = rest.first_chunk()?;
+        let incarnation = u64::from_le_bytes(*incarnation);
+        Some(Origin { incarnation, node: u32::from_le_bytes(*node) })
+    }
+}
 
 /// Data that each side of a new connection sends, sealed with the job's secret: see `handshake.rs`.
 #[derive(

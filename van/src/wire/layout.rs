@@ -51,7 +51,7 @@ fn layout_words(header: &Header) -> [u64; 5] {
 #[inline]
 fn bytes_before_keys(flags: u8) -> usize {
     let has = |flag: u8, bytes: usize| if flags & flag == 0 { 0 } else { bytes };
-    has(flags::ORIGIN, size_of::<Origin>())
+    has(flags::ORIGIN, Origin::BYTES)
         + has(flags::SIGNATURE, size_of::<u64>())
         + has(flags::OFFER, size_of::<Offer>())
 }

@@ -12,7 +12,7 @@ use caravan_van::{
 };
 use proptest::collection::{btree_set, vec};
 use proptest::prelude::*;
-use zerocopy::little_endian::{U32, U64};
+use zerocopy::little_endian::U64;
 
 /// Where the checksum stands in an image.
 const CHECKSUM: std::ops::Range<usize> = 60..64;
@@ -132,11 +132,7 @@ fn contents() -> impl Strategy<Value = Content> {
     ];
     let carriers = prop_oneof![Just(Carrier::Copied), Just(Carrier::Written), Just(Carrier::Apart)];
     let sections = (keys(), proptest::option::of(0..5u32), values, carriers);
-    let origins = any::<(u64, u32)>().prop_map(|(incarnation, node)| Origin {
-        incarnation: U64::new(incarnation),
-        node: U32::new(node),
-        reserved: U32::new(0),
-    });
+    let origins = any::<(u64, u32)>().prop_map(|(incarnation, node)| Origin { incarnation, node });
     let (origins, signatures) = (proptest::option::of(origins), proptest::option::of(any::<u64>()));
     let before = (origins, proptest::option::of(offers), signatures);
     (kinds(), any::<[u64; 4]>(), before, sections).prop_map(

@@ -86,7 +86,7 @@ fn fit(image: &mut Vec<u8>) {
         .map(|bytes| bytes.get() as usize);
     let offer = if header.flags & flags::OFFER != 0 { size_of::<Offer>() } else { 0 };
     let signature = if header.flags & flags::SIGNATURE != 0 { size_of::<u64>() } else { 0 };
-    let origin = if header.flags & flags::ORIGIN != 0 { size_of::<Origin>() } else { 0 };
+    let origin = if header.flags & flags::ORIGIN != 0 { 16 } else { 0 };
     let before = size_of::<Header>() + origin + signature + offer + keys.next_multiple_of(8);
     let need = before + lengths.next_multiple_of(8) + values;
     if need <= 1 << 14 {

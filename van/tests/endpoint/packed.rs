@@ -223,11 +223,7 @@ fn offers_come_in_runs() {
 fn forwarded_requests_of_one_origin_come_in_runs() {
     let network = Network::new(1, Faults::none());
     let (mut a, mut b) = pair(&network, &config(8192, 200, 64 * MIB));
-    let origin = |node: u32| Origin {
-        node: node.into(),
-        incarnation: (9 << 40).into(),
-        ..Origin::default()
-    };
+    let origin = |node: u32| Origin { node, incarnation: 9 << 40 };
     for round in 0..4 {
         for number in 0..40 {
             let values = [number as u8; 6];

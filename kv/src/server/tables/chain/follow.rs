@@ -104,7 +104,7 @@ impl Tables {
         }
         let mut around = Around { lanes, chains, index: *index };
         let op = of.op as u8 | of.ends;
-        let mut run = Run::new(op, of.sender, None, Waiting::Predecessor, peer);
+        let mut run = Run::new(op, of.sender, None, false, peer);
         let served = entry.follow_records(&mut around, of, message, &mut run);
         entry.log_run(&mut around, &mut run);
         served
@@ -124,6 +124,15 @@ impl Replica {
         let Forwarded { op, ends, sender, peer } = of;
         let common = Request::of(message, op, sender.node);
         while !message.is_empty() {
+            if op == Op::Push && ends == 0 && self.chain.as_ref().is_some_and(|it| it.is_whole) {
+                let pushed = self.push_run(around, common, message, run);
+                if let Err(reason) = pushed {
+                    return Err(self.spoil(around, run, reason));
+                }
+                if message.is_empty() {
+                    break;
+                }
+            }
             let request = common.with_record(message, None);
             self.check_keys(request.keys)?;
             let place = (self.number, self.range);
@@ -138,11 +147,7 @@ impl Replica {
             let is_new = does_something
                 && (!is_whole || !keeps_order(op) || chain.applied.is_new(sender, timestamp));
             if is_new && let Err(reason) = self.repeat(around.lanes, (of, timestamp), &request) {
-                self.log_run(around, run);
-                if let Some(chain) = &mut self.chain {
-                    chain.is_whole = false; // it is one no longer
-                }
-                return Err(reason.into());
+                return Err(self.spoil(around, run, reason));
             }
             if !is_whole {
                 confirm(around.lanes, peer, place, timestamp)?;
@@ -162,6 +167,15 @@ impl Replica {
             message.advance();
         }
         Ok(Step::Done)
+    }
+
+    /// Ends a copy that could not apply what the thread before this one has applied.
+    fn spoil(&mut self, around: &mut Around<'_>, run: &mut Run<'_>, reason: String) -> Trouble {
+        self.log_run(around, run);
+        if let Some(chain) = &mut self.chain {
+            chain.is_whole = false; // it is one no longer
+        }
+        reason.into()
     }
 
     /// Applies what the thread before this one has applied or refused. A copy that is not whole

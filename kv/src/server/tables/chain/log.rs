@@ -285,7 +285,7 @@ impl Entry {
         let (op, ends) = self.op();
         let Some(op) = op else { return 0 };
         let mut coding = if op == Op::Rows { Coding::compact() } else { Coding::plain() };
-        let mut post = |draft: Draft<'_>| {
+        let mut post = |lanes: &mut Connections, draft: Draft<'_>| {
             let posted = lanes.post(peer, draft, &mut coding);
             posted.inspect_err(|error| tracing::debug!(%error, "a record has to wait")).is_ok()
         };
@@ -293,7 +293,7 @@ impl Entry {
         let Records::Received { message, list, .. } = &self.records else {
             let request = self.request();
             let draft = self.draft(raw, place, self.timestamp(), &request);
-            return usize::from(from == 0 && post(draft));
+            return usize::from(from == 0 && post(lanes, draft));
         };
         let mut rest = message.first(from.saturating_add(most));
         rest.pass(from);
@@ -304,11 +304,13 @@ impl Entry {
             if request.values.len() >= SHARED_BYTES_MIN {
                 draft.values = Values::Apart(rest.share_values());
             }
-            if !post(draft) {
+            if !post(lanes, draft) {
                 break;
             }
-            posted += 1;
-            rest.advance();
+            // Those behind it go as they lie.
+            let passed = 1 + if op == Op::Push { lanes.post_records(peer, &rest) } else { 0 };
+            posted += passed;
+            rest.pass(passed);
         }
         posted
     }
@@ -349,16 +351,8 @@ impl Entry {
         broken: &mut Vec<PeerId>,
     ) {
         let Records::Received { message, .. } = &mut self.records else { return };
-        for _ in 0..count {
-            let timestamp = message.timestamp();
-            let (peer, posted) = match self.waiting {
-                Waiting::Worker(peer) => (peer, lanes.answer(peer, timestamp)),
-                Waiting::Predecessor(peer) => (peer, confirm(lanes, peer, place, timestamp)),
-                _ => return message.pass(count),
-            };
-            note(peer, posted, broken);
-            message.advance();
-        }
+        self.waiting.answer(&message.first(count), place, lanes, broken);
+        message.pass(count);
     }
 
     /// Answers all who wait for it.
@@ -368,29 +362,22 @@ impl Entry {
         lanes: &mut Connections,
         broken: &mut Vec<PeerId>,
     ) {
-        match std::mem::replace(&mut self.waiting, Waiting::Nobody) {
-            Waiting::Nobody => {}
-            Waiting::One(reply) => reply.send(lanes, broken),
-            Waiting::Several(replies) => {
+        let waiting = std::mem::replace(&mut self.waiting, Waiting::Nobody);
+        match (waiting, &self.records) {
+            (Waiting::Nobody, _) => {}
+            (Waiting::One(reply), _) => reply.send(lanes, broken),
+            (Waiting::Several(replies), _) => {
                 replies.into_iter().for_each(|reply| reply.send(lanes, broken));
             }
-            Waiting::Worker(peer) => self.each_timestamp(|timestamp| {
-                note(peer, lanes.answer(peer, timestamp), broken);
-            }),
-            Waiting::Predecessor(peer) => self.each_timestamp(|timestamp| {
-                note(peer, confirm(lanes, peer, place, timestamp), broken);
-            }),
-        }
-    }
-
-    fn each_timestamp(&self, mut each: impl FnMut(u64)) {
-        let Records::Received { message, .. } = &self.records else {
-            return each(self.timestamp());
-        };
-        let mut rest = message.first(usize::MAX);
-        while !rest.is_empty() {
-            each(rest.timestamp());
-            rest.advance();
+            (waiting, Records::Received { message, .. }) => {
+                waiting.answer(message, place, lanes, broken);
+            }
+            (Waiting::Worker(peer), Records::Made(effect)) => {
+                note(peer, lanes.answer(peer, effect.timestamp), broken);
+            }
+            (Waiting::Predecessor(peer), Records::Made(effect)) => {
+                note(peer, confirm(lanes, peer, place, effect.timestamp), broken);
+            }
         }
     }
 
@@ -402,8 +389,13 @@ impl Entry {
             Waiting::One(reply) => all.push(reply.to),
             Waiting::Several(replies) => all.extend(replies.iter().map(|reply| reply.to)),
             Waiting::Worker(peer) => {
-                let peer = *peer;
-                self.each_timestamp(|timestamp| all.push(ReplyTo { peer, table, timestamp }));
+                let to = |timestamp| ReplyTo { peer: *peer, table, timestamp };
+                match &self.records {
+                    Records::Received { message, .. } => {
+                        all.extend(message.timestamps().map(to));
+                    }
+                    Records::Made(effect) => all.push(to(effect.timestamp)),
+                }
             }
         }
         all
@@ -413,6 +405,26 @@ impl Entry {
 impl Waiting {
     pub(super) fn is_nobody(&self) -> bool {
         matches!(self, Waiting::Nobody)
+    }
+
+    /// Answers each record of a message without values, if a worker or the thread before this one
+    /// waits for them.
+    fn answer(
+        &self,
+        message: &Message,
+        (table, range): Place,
+        lanes: &mut Connections,
+        broken: &mut Vec<PeerId>,
+    ) {
+        let (peer, draft) = match *self {
+            Waiting::Worker(peer) => (peer, Draft::new(Kind::Reply)),
+            Waiting::Predecessor(peer) => {
+                let op = Op::Record as u8;
+                (peer, Draft { op, table, range, ..Draft::new(Kind::Reply) })
+            }
+            _ => return,
+        };
+        note(peer, lanes.answer_each(peer, &draft, message), broken);
     }
 
     /// Nobody at this lane waits any more.

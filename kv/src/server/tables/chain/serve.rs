@@ -12,7 +12,7 @@ use caravan_van::{Connections, Message, PeerId};
 use super::log::{Effect, Entry, Records, Reply, Waiting};
 use super::models::{access, keeps_order, tells_clock};
 use super::sessions::Sender;
-use super::{Chain, Chains, apply};
+use super::{Chain, Chains, Link, apply};
 use crate::consistency::{Access, Admission};
 use crate::filter::List;
 use crate::op::{DISCLOSES, FINISHES, Op};
@@ -57,8 +57,9 @@ pub(super) struct Run<'a> {
     op: u8,
     sender: Sender,
     list: Option<&'a Rc<List>>,
-    /// To whom confirmations of them go: as [`Waiting::Worker`] or [`Waiting::Predecessor`].
-    waiting: fn(PeerId) -> Waiting,
+    /// Whether they are of a worker, at the head of a chain, or of the thread before this one.
+    is_head: bool,
+    /// To whom confirmations of them go.
     peer: PeerId,
     /// The message from the first of them on.
     message: Option<Message>,
@@ -72,10 +73,10 @@ impl<'a> Run<'a> {
         op: u8,
         sender: Sender,
         list: Option<&'a Rc<List>>,
-        waiting: fn(PeerId) -> Waiting,
+        is_head: bool,
         peer: PeerId,
     ) -> Run<'a> {
-        Run { op, sender, list, waiting, peer, message: None, count: 0, room: None }
+        Run { op, sender, list, is_head, peer, message: None, count: 0, room: None }
     }
 
     /// Adds the next record of a message, which was just applied.
@@ -87,10 +88,16 @@ impl<'a> Run<'a> {
         self.count += 1;
     }
 
-    /// Whether another record may be applied. `room` says how many may be, with those of this run.
+    /// How many records it may have. `room` says how many may be applied, with those of this run.
+    #[inline]
+    pub(super) fn room(&mut self, room: impl FnOnce() -> usize) -> usize {
+        *self.room.get_or_insert_with(room)
+    }
+
+    /// As [`Run::room`], whether another record may be applied.
     #[inline]
     pub(super) fn has_room(&mut self, room: impl FnOnce() -> usize) -> bool {
-        *self.room.get_or_insert_with(room) > self.count
+        self.room(room) > self.count
     }
 
     /// Takes its records out as an entry, if there are any.
@@ -99,7 +106,11 @@ impl<'a> Run<'a> {
         let mut message = self.message.take()?;
         message.truncate(std::mem::take(&mut self.count));
         let records = Records::Received { message, list: self.list.cloned(), op: self.op };
-        Some(Entry::new(self.sender, records, (self.waiting)(self.peer)))
+        let waiting = match self.is_head {
+            true => Waiting::Worker(self.peer),
+            false => Waiting::Predecessor(self.peer),
+        };
+        Some(Entry::new(self.sender, records, waiting))
     }
 }
 
@@ -138,7 +149,7 @@ impl Tables {
         let sender = Sender { node: client.node, incarnation };
         let mut around = Around { lanes, chains, index: *index };
         let ends = message.op() & (FINISHES | DISCLOSES);
-        let mut run = Run::new(Op::Push as u8 | ends, sender, list, Waiting::Worker, client.peer);
+        let mut run = Run::new(Op::Push as u8 | ends, sender, list, true, client.peer);
         let served = entry.serve_records(&mut around, client, message, op, &mut run);
         entry.log_run(&mut around, &mut run);
         served
@@ -216,6 +227,17 @@ impl Replica {
         let common = Request::of(message, op, client.node);
         let ends = message.op() & (FINISHES | DISCLOSES);
         while !message.is_empty() {
+            if op == Op::Push && ends == 0 {
+                let pushed = self.push_run(around, common, message, run);
+                if let Err(reason) = pushed {
+                    self.refuse_run(around, message, run, reason);
+                    message.advance();
+                    continue;
+                }
+                if message.is_empty() {
+                    break;
+                }
+            }
             let request = common.with_record(message, run.list.map(|list| &**list));
             if run.list.is_none() && !request.lengths.is_empty() && self.spec.width > 0 {
                 return Ok(Step::Expand);
@@ -230,6 +252,90 @@ impl Replica {
             message.advance();
         }
         Ok(Step::Done)
+    }
+
+    /// Applies pushes of a message that are new, that need nothing but to be applied, and of which
+    /// copies get nothing but the request; up to the first one that is not so, or has no room.
+    ///
+    /// # Errors
+    /// The reason why the next one is refused, of which nothing was applied.
+    pub(super) fn push_run(
+        &mut self,
+        around: &Around<'_>,
+        common: Request<'_>,
+        message: &mut Message,
+        run: &mut Run<'_>,
+    ) -> Result<(), String> {
+        let Replica { chain: Some(chain), shard, filters, admission, moving, spec, range, .. } =
+            self
+        else {
+            return Ok(());
+        };
+        let is_plain = filters.is_none() && admission.is_none() && moving.is_none();
+        let waits = !chain.gathered.is_empty() || !chain.awaiting.is_empty();
+        let sender = run.sender;
+        if !is_plain || waits {
+            return Ok(());
+        }
+        let is_head = run.is_head;
+        let may_be_part = is_head && chain.link == Link::Follows && !chain.is_asynchronous;
+        let Around { lanes, chains, index } = around;
+        let room = run.room(|| chain.room(chains, lanes, *index));
+        if run.count >= room || chain.applied.charge(sender).is_err() {
+            return Ok(());
+        }
+        let list = run.list.map(|list| &**list);
+        let session = chain.applied.session(sender);
+        while !message.is_empty() && run.count < room {
+            let request = common.with_record(message, list);
+            let has_runs = list.is_none() && !request.lengths.is_empty() && spec.width > 0;
+            let is_inside = |key: Option<&u64>| key.is_some_and(|key| range.contains(*key));
+            let is_own = is_inside(request.keys.first()) && is_inside(request.keys.last());
+            let timestamp = message.timestamp();
+            let is_ready = !is_head
+                || shard.admit(&request) == Admission::Now
+                    && (!may_be_part || shard.part(&request).is_none());
+            if has_runs || !is_own || !is_ready || !session.is_new(timestamp) {
+                break;
+            }
+            shard.push(&request, lanes.memory())?;
+            session.enter(timestamp);
+            run.add(message);
+            message.advance();
+        }
+        Ok(())
+    }
+
+    /// Puts a push into the log, behind those of a run, that the shard refuses. Copies refuse it, too.
+    fn refuse_run(
+        &mut self,
+        around: &mut Around<'_>,
+        message: &Message,
+        run: &mut Run<'_>,
+        reason: String,
+    ) {
+        self.log_run(around, run);
+        let timestamp = message.timestamp();
+        let to = ReplyTo { peer: run.peer, table: self.number, timestamp };
+        let records = self.refused(around, (run.sender, timestamp), Op::Refused as u8);
+        let waiting = Waiting::One(Reply { to, answer: Err(reason) });
+        self.log(around, true, Entry::new(run.sender, records, waiting));
+    }
+
+    /// Notes that a record was refused, and returns it as copies get it: with the keys of the rows
+    /// that it has removed nevertheless.
+    fn refused(
+        &mut self,
+        around: &Around<'_>,
+        (sender, timestamp): (Sender, u64),
+        op: u8,
+    ) -> Records {
+        let mut keys = Vec::new();
+        if let Some(chain) = &mut self.chain {
+            chain.applied.refuse(sender, timestamp, around.lanes.credits_max());
+            keys = self.shard.take_gone();
+        }
+        Records::Made(Box::new(Effect { op, timestamp, keys, ..Effect::default() }))
     }
 
     /// Serves a request at the head of its chain, or returns how it has to wait. It goes on in any
@@ -276,12 +382,9 @@ impl Replica {
             (Err(_), Some(new)) => keeps_order(new).then_some(Op::Refused),
             (_, new) => new,
         };
+        let refused = (effect == Some(Op::Refused))
+            .then(|| self.refused(around, mark, Op::Refused as u8 | ends));
         let Replica { chain: Some(chain), shard, admission, .. } = self else { return Ok(None) };
-        let mut gone = Vec::new();
-        if effect == Some(Op::Refused) {
-            chain.applied.refuse(sender, timestamp, around.lanes.credits_max());
-            gone = shard.take_gone();
-        }
         if let (Some(admission), Some(new)) = (admission.as_mut(), new) {
             note_clock(admission, chain, (sender, ends), new, &mut request);
             around.chains.is_due |= !chain.awaiting.is_empty();
@@ -296,15 +399,12 @@ impl Replica {
             let (admission, memory) = (admission.as_deref(), around.lanes.memory());
             chain.answer_to(&mut **shard, admission, memory, mark, (op, &request))
         });
-        let records = match effect {
-            Some(Op::Refused) => {
-                let (op, keys) = (Op::Refused as u8 | ends, gone);
-                Records::Made(Box::new(Effect { op, timestamp, keys, ..Effect::default() }))
-            }
-            Some(effect) if decoded.is_some() || effect == Op::Join => {
+        let records = match (refused, effect) {
+            (Some(refused), _) => refused,
+            (None, Some(effect)) if decoded.is_some() || effect == Op::Join => {
                 Records::Made(Box::new(Effect::of(effect, ends, timestamp, &request)))
             }
-            effect => {
+            (None, effect) => {
                 let op = effect.map_or(Op::Pull as u8, |effect| effect as u8 | ends);
                 Records::Received { message: message.first(1), list: run.list.cloned(), op }
             }

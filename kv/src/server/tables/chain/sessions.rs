@@ -20,13 +20,13 @@ impl Sender {
     /// As messages name it that are forwarded for it.
     pub(super) fn origin(self) -> Origin {
         let Sender { node, incarnation } = self;
-        Origin { node: node.into(), incarnation: incarnation.into(), ..Origin::default() }
+        Origin { node, incarnation }
     }
 }
 
 impl From<Origin> for Sender {
     fn from(origin: Origin) -> Sender {
-        Sender { node: origin.node.get(), incarnation: origin.incarnation.get() }
+        Sender { node: origin.node, incarnation: origin.incarnation }
     }
 }
 
@@ -40,6 +40,20 @@ pub(super) struct Applied {
     answer: Vec<u8>,
     /// Timestamps of those of its last requests that were refused, ascending.
     refused: VecDeque<u64>,
+}
+
+impl Applied {
+    /// Whether a record with this timestamp was not seen before.
+    #[inline]
+    pub(super) fn is_new(&self, timestamp: u64) -> bool {
+        self.timestamp < timestamp
+    }
+
+    /// Records that a push was applied.
+    #[inline]
+    pub(super) fn enter(&mut self, timestamp: u64) {
+        self.timestamp = timestamp;
+    }
 }
 
 /// The sessions of a shard.
@@ -94,6 +108,11 @@ impl ClientSessions {
             return Ok(());
         }
         self.memory.add(SENDER_BYTES).map_err(|error| error.to_string())
+    }
+
+    /// The session of a worker, for several of its records.
+    pub(super) fn session(&mut self, sender: Sender) -> &mut Applied {
+        self.entry(sender)
     }
 
     /// Takes over those of another thread.
