@@ -66,15 +66,11 @@ fn wait(worker: &mut Worker, timestamp: Timestamp) {
 /// The servers' turn: all that has come, and their answers.
 #[inline(never)]
 fn serve(servers: &mut [ServerThread]) {
-    let mut is_busy = true;
-    while is_busy {
-        is_busy = false;
-        for server in &mut *servers {
-            while server.step().expect("the wire holds") {
-                is_busy = true;
-            }
-        }
+    if let [server] = servers {
+        while server.step().expect("the wire holds") {}
+        return;
     }
+    while servers.iter_mut().any(|server| server.step().expect("the wire holds")) {}
 }
 
 #[inline(never)]

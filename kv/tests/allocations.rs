@@ -9,7 +9,7 @@ use std::sync::mpsc;
 use crate::support::{TIMEOUT, config, endpoint, vans};
 use allocation_counter::measure;
 use caravan_kv::{Handles, ServerAddress, ServerThread, Table, TableSpec, ValueType, Van, Worker};
-use caravan_van::{Endpoint, KeyRange};
+use caravan_van::{Endpoint, Identity, KeyRange, VanConfig};
 
 /// Counters of the server threads, on request.
 #[derive(Default)]
@@ -38,6 +38,14 @@ fn warm(endpoint: Endpoint) -> Endpoint {
     endpoint
 }
 
+/// Numbers of roles.
+const SERVER: u8 = 2;
+const WORKER: u8 = 3;
+
+fn of_role(role: u8) -> VanConfig {
+    VanConfig { identity: Identity { role, ..Identity::default() }, ..config(64, 256 << 20) }
+}
+
 /// Runs `body` with a worker of two server threads that count into `count`.
 fn with_servers(van: Van, body: impl FnOnce(&mut Worker, &Count)) {
     let count = Count::default();
@@ -47,7 +55,7 @@ fn with_servers(van: Van, body: impl FnOnce(&mut Worker, &Count)) {
         for index in 0..2 {
             let (count, say) = (&count, say.clone());
             scope.spawn(move || {
-                let endpoint = warm(endpoint(van, &config(64, 256 << 20)));
+                let endpoint = warm(endpoint(van, &of_role(SERVER)));
                 let mut server = ServerThread::new(endpoint, index, 2, Handles::default());
                 say.send((index, server.address().to_owned())).unwrap();
                 while !count.stop.load(Ordering::Relaxed) {
@@ -64,7 +72,7 @@ fn with_servers(van: Van, body: impl FnOnce(&mut Worker, &Count)) {
         addresses.sort();
         let address = |(index, address)| ServerAddress { name: format!("server {index}"), address };
         let addresses: Vec<_> = addresses.into_iter().map(address).collect();
-        let endpoint = warm(endpoint(van, &config(64, 256 << 20)));
+        let endpoint = warm(endpoint(van, &of_role(WORKER)));
         let mut worker = Worker::connect(endpoint, &addresses, TIMEOUT).unwrap();
         body(&mut worker, &count);
     });
@@ -127,6 +135,46 @@ fn a_small_request_allocates_nothing() {
                 );
                 assert_eq!((here, there), (0, 0), "{van} with {in_flight} in flight");
             }
+        });
+    }
+}
+
+/// A copy of each shard, by requests to one shard and to two.
+#[test]
+fn a_request_to_a_table_with_copies_allocates_nothing() {
+    for van in vans() {
+        with_servers(van, |worker, counts| {
+            let keys = KeyRange::new(0, 1000).unwrap();
+            let spec = TableSpec::new(1, "copied", ValueType::F64, 1).dense().keys(keys);
+            let table = worker.create_table(&spec.replicas(1)).unwrap();
+            let both = [3, 400, 700];
+            let round = |worker: &mut Worker, rounds: u64| {
+                let mut waiting = [None; 8];
+                for n in 0..rounds {
+                    let key = [n * 7 % 1000];
+                    worker.push(table, &key, &[1.0]).unwrap();
+                    let made = match n % 3 {
+                        0 => worker.push(table, &both, &[1.0, 2.0, n as f64]).unwrap(),
+                        1 => worker.pull(table, &key).unwrap(),
+                        _ => worker.push_pull(table, &both, &[1.0; 3]).unwrap(),
+                    };
+                    if let Some(earlier) = waiting[n as usize % 8].replace(made) {
+                        drop(worker.wait(earlier).unwrap());
+                    }
+                }
+                for timestamp in waiting.into_iter().flatten() {
+                    drop(worker.wait(timestamp).unwrap());
+                }
+            };
+            let mut counted = (0, 0);
+            for _ in 0..10 {
+                counted = count(worker, counts, |worker| round(worker, 3000));
+                if counted == (0, 0) {
+                    break;
+                }
+            }
+            println!("{van}, a copy: {} by the worker, {} by the servers", counted.0, counted.1);
+            assert_eq!(counted, (0, 0), "{van}");
         });
     }
 }

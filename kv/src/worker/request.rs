@@ -178,6 +178,9 @@ impl Worker {
         };
         let Route { server, peer, range, is_kept, .. } = self.tables[table.0 as usize].route;
         let timestamp = self.tracker.begin_short(kind, server, into)?;
+        if is_kept && let Err(error) = self.keep_short(timestamp, request) {
+            return Ok(self.tracker.fail(timestamp, error.into()));
+        }
         let TableState { coding, filters, clock, .. } = &mut self.tables[table.0 as usize];
         let clock = if *clock == FOLLOWS_WORKER { self.clock } else { *clock };
         if let Some(filters) = filters {
@@ -198,19 +201,45 @@ impl Worker {
             lengths: &[],
             values: payload.part(0..payload.all().len(), peer, &self.endpoint.lanes),
         };
-        if is_kept {
-            let kept = Kept::of(server as usize, &draft, keys, self.endpoint.lanes.memory());
-            match kept {
-                Ok(kept) => self.recovery.kept.insert(kept),
-                Err(error) => return Ok(self.tracker.fail(timestamp, error.into())),
-            }
-        }
-        let posted = self.endpoint.lanes.post(peer, draft, coding);
-        match posted.or_else(|error| self.recovery.excuse(timestamp.0, error)) {
+        match self.endpoint.lanes.post(peer, draft, coding) {
             Ok(()) => Ok(timestamp),
+            Err(error) => Ok(self.not_posted(timestamp, error)),
+        }
+    }
+
+    /// Keeps a short request to a table with copies until it is answered.
+    #[inline(never)] // others pay nothing for it
+    fn keep_short(
+        &mut self,
+        timestamp: Timestamp,
+        request: &Request<'_>,
+    ) -> caravan_van::Result<()> {
+        let &Request { kind, table: Table(at, table), keys, ref payload, .. } = request;
+        let TableState { route, clock, .. } = &self.tables[at as usize];
+        let draft = Draft {
+            op: Op::from(kind) as u8,
+            command: self.command,
+            table,
+            timestamp: timestamp.0,
+            clock: if *clock == FOLLOWS_WORKER { self.clock } else { *clock },
+            range: route.range,
+            values: payload.part(0..payload.all().len(), route.peer, &self.endpoint.lanes),
+            ..Draft::new(Kind::Request)
+        };
+        let memory = self.endpoint.lanes.memory();
+        let kept = Kept::of(route.server as usize, &draft, keys, memory)?;
+        self.recovery.kept.insert(kept);
+        Ok(())
+    }
+
+    /// Ends a short request that could not be posted, unless it is kept and will be.
+    #[cold]
+    fn not_posted(&mut self, timestamp: Timestamp, error: caravan_van::Error) -> Timestamp {
+        match self.recovery.excuse(timestamp.0, error) {
+            Ok(()) => timestamp,
             Err(error) => {
                 self.recovery.forget(timestamp.0);
-                Ok(self.tracker.fail(timestamp, error.into()))
+                self.tracker.fail(timestamp, error.into())
             }
         }
     }
