@@ -1,7 +1,6 @@
 //! The operation that a request asks for: the `op` byte of its header.
 
 use crate::filter::FILTERED;
-use crate::tracker::RequestKind;
 
 /// Who asks a server thread for an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -151,29 +150,53 @@ impl Op {
     pub(crate) fn pulls(self) -> bool {
         matches!(self, Op::Pull | Op::PushPull)
     }
-}
 
-impl From<RequestKind> for Op {
-    fn from(kind: RequestKind) -> Op {
-        match kind {
-            RequestKind::Push => Op::Push,
-            RequestKind::Pull => Op::Pull,
-            RequestKind::PushPull => Op::PushPull,
-            RequestKind::Create => Op::Create,
-            RequestKind::Command => Op::Command,
-            RequestKind::Cost => Op::Cost,
-            RequestKind::Drop => Op::Drop,
-            RequestKind::Tables => Op::Tables,
-            RequestKind::Join => Op::Join,
-            RequestKind::Clock => Op::Clock,
-            RequestKind::Leave => Op::Leave,
-            RequestKind::Bound => Op::Bound,
-            RequestKind::Move => Op::Move,
-            RequestKind::Fresh => Op::Fresh,
-            RequestKind::Checkpoint => Op::Checkpoint,
-            RequestKind::Retire => Op::Retire,
-            RequestKind::Copies => Op::Copies,
-            RequestKind::Served => Op::Served,
+    /// Whether servers answer it with text or other bytes that a worker keeps as they come.
+    pub(crate) fn has_replies(self) -> bool {
+        use Op::*;
+        matches!(
+            self,
+            Create
+                | Command
+                | Cost
+                | Drop
+                | Tables
+                | Join
+                | Fresh
+                | Checkpoint
+                | Retire
+                | Copies
+                | Served
+        )
+    }
+
+    /// Whether servers answer it with nothing but that it was executed.
+    pub(crate) fn is_bare(self) -> bool {
+        matches!(self, Op::Push | Op::Clock | Op::Leave | Op::Bound)
+    }
+
+    /// What a worker asks for by it, in messages to people.
+    pub(crate) fn what(self) -> &'static str {
+        match self {
+            Op::Push => "a push",
+            Op::Pull => "a pull",
+            Op::PushPull => "a push-pull",
+            Op::Create => "to create a table",
+            Op::Command => "a command",
+            Op::Cost => "its cost",
+            Op::Drop => "to drop a table",
+            Op::Tables => "its tables",
+            Op::Join => "to join a table",
+            Op::Clock => "a clock",
+            Op::Leave => "to leave a table",
+            Op::Bound => "another bound",
+            Op::Move => "to move a shard",
+            Op::Fresh => "how fresh a table is",
+            Op::Checkpoint => "a part of a checkpoint",
+            Op::Retire => "to take no more shards",
+            Op::Copies => "how far its copies are",
+            Op::Served => "what it serves of each table",
+            _ => "a request",
         }
     }
 }

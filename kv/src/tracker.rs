@@ -12,6 +12,7 @@ use std::fmt;
 use caravan_van::{Buffer, Message, Shared};
 
 use crate::error::{Error, Result};
+use crate::op::Op;
 
 /// Number of a request, ascending in the order of requests. [`Worker::wait`] takes it.
 ///
@@ -38,79 +39,6 @@ const SLOT_BITS: u32 = 20;
 
 /// Most requests that may be outstanding or unclaimed at a time.
 const SLOTS_MAX: usize = 1 << SLOT_BITS;
-
-/// The kind of a request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum RequestKind {
-    Push,
-    Pull,
-    PushPull,
-    Create,
-    Command,
-    Cost,
-    Drop,
-    Tables,
-    Join,
-    Clock,
-    Leave,
-    Bound,
-    Move,
-    Fresh,
-    Checkpoint,
-    Retire,
-    Copies,
-    Served,
-}
-
-impl RequestKind {
-    /// Whether servers answer with text or other bytes that are kept as they come.
-    pub(crate) fn has_replies(self) -> bool {
-        use RequestKind::*;
-        matches!(
-            self,
-            Create
-                | Command
-                | Cost
-                | Drop
-                | Tables
-                | Join
-                | Fresh
-                | Checkpoint
-                | Retire
-                | Copies
-                | Served
-        )
-    }
-
-    /// Whether servers answer with nothing but that it was executed.
-    pub(crate) fn is_bare(self) -> bool {
-        use RequestKind::{Bound, Clock, Leave, Push};
-        matches!(self, Push | Clock | Leave | Bound)
-    }
-
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            RequestKind::Push => "a push",
-            RequestKind::Pull => "a pull",
-            RequestKind::PushPull => "a push-pull",
-            RequestKind::Create => "to create a table",
-            RequestKind::Command => "a command",
-            RequestKind::Cost => "its cost",
-            RequestKind::Drop => "to drop a table",
-            RequestKind::Tables => "its tables",
-            RequestKind::Join => "to join a table",
-            RequestKind::Clock => "a clock",
-            RequestKind::Leave => "to leave a table",
-            RequestKind::Bound => "another bound",
-            RequestKind::Move => "to move a shard",
-            RequestKind::Fresh => "how fresh a table is",
-            RequestKind::Checkpoint => "a part of a checkpoint",
-            RequestKind::Retire => "to take no more shards",
-            RequestKind::Copies => "how far its copies are",
-            RequestKind::Served => "what it serves of each table",
-        }
-    }
-}
 
 /// One server's part of a request.
 #[derive(Debug, Default)]
@@ -174,7 +102,7 @@ pub(crate) struct Progress {
     pub(crate) timestamp: u64,
     /// Its error was returned before all answers had come; its answer will not be claimed.
     pub(crate) abandoned: bool,
-    pub(crate) kind: RequestKind,
+    pub(crate) op: Op,
     /// Answers that have not come, plus one until all parts are sent.
     pub(crate) missing: usize,
     pub(crate) parts: Vec<Part>,
@@ -191,7 +119,7 @@ struct Slot {
     /// The request that has this slot, or had it last.
     timestamp: u64,
     state: State,
-    kind: RequestKind,
+    op: Op,
     /// Destination of a short request's values; `None` for a push.
     values: Option<Buffer>,
 }
@@ -225,9 +153,9 @@ pub(crate) struct Tracker {
 
 impl Tracker {
     /// Records a request. One answer more than its parts is missing, until all parts are sent.
-    pub(crate) fn begin(&mut self, kind: RequestKind) -> Result<Timestamp> {
-        let timestamp = self.enter(kind, State::Closed)?.timestamp;
-        let place = self.open(timestamp, kind, 1);
+    pub(crate) fn begin(&mut self, op: Op) -> Result<Timestamp> {
+        let timestamp = self.enter(op, State::Closed)?.timestamp;
+        let place = self.open(timestamp, op, 1);
         self.slots[slot_of(timestamp)].state = State::Open(place);
         Ok(Timestamp(timestamp))
     }
@@ -235,11 +163,11 @@ impl Tracker {
     /// A timestamp for the next part of a request that is being sent.
     pub(crate) fn begin_part(&mut self, request: Timestamp) -> Result<u64> {
         let State::Open(place) = self.slots[slot_of(request.0)].state else { return Ok(request.0) };
-        let Progress { kind, ref parts, .. } = self.progress[place as usize];
+        let Progress { op, ref parts, .. } = self.progress[place as usize];
         if parts.is_empty() {
             return Ok(request.0);
         }
-        Ok(self.enter(kind, State::Open(place))?.timestamp)
+        Ok(self.enter(op, State::Open(place))?.timestamp)
     }
 
     /// Frees the slot of a part that is answered or was not sent, unless it is that of its request.
@@ -254,18 +182,18 @@ impl Tracker {
     #[inline(always)]
     pub(crate) fn begin_short(
         &mut self,
-        kind: RequestKind,
+        op: Op,
         server: u32,
         into: Option<Buffer>,
     ) -> Result<Timestamp> {
-        let slot = self.enter(kind, State::Asked(server))?;
+        let slot = self.enter(op, State::Asked(server))?;
         slot.values = into;
         Ok(Timestamp(slot.timestamp))
     }
 
     /// Gives a new request a slot and a timestamp.
     #[inline(always)]
-    fn enter(&mut self, kind: RequestKind, state: State) -> Result<&mut Slot> {
+    fn enter(&mut self, op: Op, state: State) -> Result<&mut Slot> {
         let index = match self.free.pop() {
             Some(index) => index,
             None => self.add_slot()?,
@@ -273,7 +201,7 @@ impl Tracker {
         self.count += 1;
         let slot = &mut self.slots[index as usize];
         slot.timestamp = self.count << SLOT_BITS | u64::from(index);
-        slot.kind = kind;
+        slot.op = op;
         slot.state = state;
         Ok(slot)
     }
@@ -285,18 +213,18 @@ impl Tracker {
                 format!("{SLOTS_MAX} requests are outstanding or not waited for; wait for some");
             return Err(Error::Config(reason));
         }
-        let kind = RequestKind::Push;
-        self.slots.push(Slot { timestamp: 0, state: State::Closed, kind, values: None });
+        let op = Op::Push;
+        self.slots.push(Slot { timestamp: 0, state: State::Closed, op, values: None });
         Ok(self.slots.len() as u32 - 1)
     }
 
     /// Takes an unused progress for a request; returns its index.
-    fn open(&mut self, timestamp: u64, kind: RequestKind, missing: usize) -> u32 {
+    fn open(&mut self, timestamp: u64, op: Op, missing: usize) -> u32 {
         let place = self.spare.pop().unwrap_or_else(|| {
             self.progress.push(Progress {
                 timestamp,
                 abandoned: false,
-                kind,
+                op,
                 missing,
                 parts: Vec::new(),
                 messages: Vec::new(),
@@ -309,7 +237,7 @@ impl Tracker {
         let progress = &mut self.progress[place as usize];
         progress.timestamp = timestamp;
         progress.abandoned = false;
-        progress.kind = kind;
+        progress.op = op;
         progress.missing = missing;
         place
     }
@@ -346,9 +274,9 @@ impl Tracker {
     fn lengthen(&mut self, timestamp: u64) -> Option<u32> {
         let slot = self.slot(timestamp)?;
         let state = slot.state;
-        let kind = slot.kind;
+        let op = slot.op;
         let values = slot.values.take();
-        let place = self.open(timestamp, kind, usize::from(state != State::Answered));
+        let place = self.open(timestamp, op, usize::from(state != State::Answered));
         self.slot(timestamp)?.state = State::Open(place);
         let progress = &mut self.progress[place as usize];
         match state {
@@ -390,7 +318,7 @@ impl Tracker {
     #[inline]
     pub(crate) fn complete(&mut self, timestamp: u64, server: usize, found: &[u8]) -> bool {
         let Some(slot) = self.asked(timestamp, server) else { return false };
-        if slot.kind == RequestKind::Push {
+        if slot.op == Op::Push {
             slot.state = State::Closed;
             self.free.push(slot_of(timestamp) as u32);
             return true;
@@ -459,7 +387,7 @@ impl Tracker {
         if progress.abandoned {
             progress.answer = Answer::default();
             progress.error = None;
-        } else if progress.error.is_some() || progress.kind != RequestKind::Push {
+        } else if progress.error.is_some() || progress.op != Op::Push {
             return;
         }
         self.close(timestamp);

@@ -39,8 +39,9 @@ use crate::config::REQUEST_TIMEOUT;
 use crate::cost::Cost;
 use crate::error::{Error, Result};
 use crate::filter::{Outstanding, OwnFilters};
+use crate::op::Op;
 use crate::runs::Coded;
-use crate::tracker::{Answer, Callback, RequestKind, Timestamp, Tracker};
+use crate::tracker::{Answer, Callback, Timestamp, Tracker};
 
 /// Where a server thread listens.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -285,7 +286,7 @@ impl Worker {
         values: &[V],
     ) -> Result<Timestamp> {
         let payload = Payload::of(values);
-        self.request(Request { payload, ..Request::new(RequestKind::Push, table, keys) })
+        self.request(Request { payload, ..Request::new(Op::Push, table, keys) })
     }
 
     /// Pushes `lengths[i]` values for each key, to a table whose rows have their own lengths.
@@ -300,11 +301,7 @@ impl Worker {
         values: &[V],
     ) -> Result<Timestamp> {
         let payload = Payload::of(values);
-        self.request_parts(Request {
-            lengths,
-            payload,
-            ..Request::new(RequestKind::Push, table, keys)
-        })
+        self.request_parts(Request { lengths, payload, ..Request::new(Op::Push, table, keys) })
     }
 
     /// As [`Worker::push`], without a copy: the values are sent from their place in memory.
@@ -321,7 +318,7 @@ impl Worker {
         values: &Shared,
     ) -> Result<Timestamp> {
         let payload = Payload::Shared(values);
-        self.request(Request { payload, ..Request::new(RequestKind::Push, table, keys) })
+        self.request(Request { payload, ..Request::new(Op::Push, table, keys) })
     }
 
     /// Pulls the values of `keys: [n]`, strictly ascending; [`Worker::wait`] returns them.
@@ -329,7 +326,7 @@ impl Worker {
     /// # Errors
     /// As [`Worker::push`].
     pub fn pull(&mut self, table: Table, keys: &[u64]) -> Result<Timestamp> {
-        self.request(Request::new(RequestKind::Pull, table, keys))
+        self.request(Request::new(Op::Pull, table, keys))
     }
 
     /// As [`Worker::pull`], into the caller's memory, where long values land without a copy.
@@ -339,7 +336,7 @@ impl Worker {
     /// As [`Worker::push`]; [`Error::WrongLength`] unless `into` holds exactly the values.
     pub fn pull_into(&mut self, table: Table, keys: &[u64], into: Buffer) -> Result<Timestamp> {
         let into = Some(into);
-        self.request(Request { into, ..Request::new(RequestKind::Pull, table, keys) })
+        self.request(Request { into, ..Request::new(Op::Pull, table, keys) })
     }
 
     /// Pushes `values` and pulls the keys' updated values, in one message each way.
@@ -353,7 +350,7 @@ impl Worker {
         values: &[V],
     ) -> Result<Timestamp> {
         let payload = Payload::of(values);
-        self.request(Request { payload, ..Request::new(RequestKind::PushPull, table, keys) })
+        self.request(Request { payload, ..Request::new(Op::PushPull, table, keys) })
     }
 
     /// As [`Worker::push_pull`], without copies on either side.
@@ -369,7 +366,7 @@ impl Worker {
     ) -> Result<Timestamp> {
         let payload = Payload::Shared(values);
         let into = Some(into);
-        self.request(Request { payload, into, ..Request::new(RequestKind::PushPull, table, keys) })
+        self.request(Request { payload, into, ..Request::new(Op::PushPull, table, keys) })
     }
 
     /// Sends `body` to a table's handle; the answer holds one reply per shard, in their order.
@@ -378,7 +375,7 @@ impl Worker {
     /// [`Error::ServerLost`].
     pub fn command(&mut self, table: Table, body: &[u8]) -> Result<Timestamp> {
         let shards = self.known(table)?.map.shards().len();
-        self.request_shards(RequestKind::Command, table, 0..shards, self.clock, body)
+        self.request_shards(Op::Command, table, 0..shards, self.clock, body)
     }
 
     /// As [`Worker::command`], to one of [`Worker::shards`] by its place there.
@@ -394,7 +391,7 @@ impl Worker {
                 "table {name} has {shards} shards, none is {shard}"
             )));
         }
-        self.request_shards(RequestKind::Command, table, shard..shard + 1, self.clock, body)
+        self.request_shards(Op::Command, table, shard..shard + 1, self.clock, body)
     }
 
     /// Cost of this thread so far.
@@ -407,7 +404,7 @@ impl Worker {
     /// # Errors
     /// [`Error::ServerLost`].
     pub fn server_costs(&mut self) -> Result<Vec<Cost>> {
-        let timestamp = self.broadcast(RequestKind::Cost, 0, &[])?;
+        let timestamp = self.broadcast(Op::Cost, 0, &[])?;
         let replies = self.wait(timestamp)?.replies;
         Ok(replies.iter().map(|reply| serde_json::from_slice(reply)).collect::<Result<_, _>>()?)
     }

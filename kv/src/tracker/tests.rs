@@ -19,7 +19,7 @@ fn slots_are_used_again_and_timestamps_are_not() {
     let mut tracker = Tracker::default();
     let mut last = 0;
     for _ in 0..1000 {
-        let push = tracker.begin(RequestKind::Push).unwrap();
+        let push = tracker.begin(Op::Push).unwrap();
         assert!(push.0 > last && !tracker.is_settled(push.0));
         last = push.0;
         answer(&mut tracker, push, None);
@@ -33,14 +33,14 @@ fn slots_are_used_again_and_timestamps_are_not() {
 #[test]
 fn an_error_is_told_once_and_the_slot_stays_until_all_have_answered() {
     let mut tracker = Tracker::default();
-    let pull = tracker.begin(RequestKind::Pull).unwrap();
+    let pull = tracker.begin(Op::Pull).unwrap();
     tracker.progress(pull.0).unwrap().missing = 2;
     assert!(!tracker.is_settled(pull.0));
     answer(&mut tracker, pull, Some(Error::Config("no".to_owned())));
     assert!(tracker.is_settled(pull.0));
     assert!(tracker.claim(pull).unwrap().is_err());
     assert!(tracker.claim(pull).unwrap().is_ok(), "told once");
-    let other = tracker.begin(RequestKind::Pull).unwrap();
+    let other = tracker.begin(Op::Pull).unwrap();
     assert_ne!(other.0 & 0xff, pull.0 & 0xff, "its slot is not free yet");
     answer(&mut tracker, pull, None);
     assert!(tracker.progress(pull.0).is_none() && tracker.free.len() == 1);
@@ -49,7 +49,7 @@ fn an_error_is_told_once_and_the_slot_stays_until_all_have_answered() {
 #[test]
 fn answers_stay_until_they_are_claimed() {
     let mut tracker = Tracker::default();
-    let pull = tracker.begin(RequestKind::Pull).unwrap();
+    let pull = tracker.begin(Op::Pull).unwrap();
     answer(&mut tracker, pull, None);
     assert!(tracker.progress(pull.0).is_some());
     tracker.progress(pull.0).unwrap().answer.lengths.push(7);
@@ -60,9 +60,8 @@ fn answers_stay_until_they_are_claimed() {
 #[test]
 fn short_requests_are_completed_by_their_own_answer_alone() {
     let mut tracker = Tracker::default();
-    let push = tracker.begin_short(RequestKind::Push, 1, None).unwrap();
-    let pull =
-        tracker.begin_short(RequestKind::Pull, 1, Some(Buffer::adopt(vec![0u8; 8]))).unwrap();
+    let push = tracker.begin_short(Op::Push, 1, None).unwrap();
+    let pull = tracker.begin_short(Op::Pull, 1, Some(Buffer::adopt(vec![0u8; 8]))).unwrap();
     assert!(!tracker.complete(push.0, 0, &[]), "another server");
     assert!(!tracker.complete(pull.0, 1, &[]), "it asked for values");
     assert!(!tracker.complete(pull.0, 1, &[7; 7]), "too few");
@@ -81,23 +80,21 @@ fn short_requests_are_completed_by_their_own_answer_alone() {
 #[test]
 fn progress_of_a_short_request_begins_with_what_is_known_of_it() {
     let mut tracker = Tracker::default();
-    let pull =
-        tracker.begin_short(RequestKind::Pull, 3, Some(Buffer::adopt(vec![1u8; 8]))).unwrap();
+    let pull = tracker.begin_short(Op::Pull, 3, Some(Buffer::adopt(vec![1u8; 8]))).unwrap();
     let (progress, at) = tracker.answered(pull.0, 3).unwrap();
     assert_eq!((progress.missing, progress.parts[at].into.as_deref()), (1, Some(&[1; 8][..])));
     assert!(tracker.answered(pull.0, 3).is_none(), "only once");
     assert!(!tracker.complete(pull.0, 3, &[2; 8]));
     progress_is_over(&mut tracker, pull);
 
-    let pull =
-        tracker.begin_short(RequestKind::Pull, 3, Some(Buffer::adopt(vec![1u8; 8]))).unwrap();
+    let pull = tracker.begin_short(Op::Pull, 3, Some(Buffer::adopt(vec![1u8; 8]))).unwrap();
     assert!(tracker.complete(pull.0, 3, &[2; 8]));
     let progress = tracker.progress(pull.0).unwrap();
     assert_eq!((progress.missing, progress.answer.bytes()), (0, &[2; 8][..]));
     assert!(tracker.is_settled(pull.0));
     assert_eq!(tracker.claim(pull).unwrap().unwrap().bytes(), [2; 8]);
 
-    let push = tracker.begin_short(RequestKind::Push, 3, None).unwrap();
+    let push = tracker.begin_short(Op::Push, 3, None).unwrap();
     tracker.fail(push, Error::Config("no".to_owned()));
     assert!(tracker.is_settled(push.0));
     assert!(tracker.claim(push).unwrap().is_err() && tracker.claim(push).unwrap().is_ok());

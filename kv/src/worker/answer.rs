@@ -148,9 +148,9 @@ impl Worker {
         let timestamp = message.timestamp();
         let Some((progress, at)) = self.answered(server, timestamp) else { return };
         let timestamp = progress.timestamp;
-        let outcome = match (message.kind(), progress.kind, &mut progress.parts[at].into) {
+        let outcome = match (message.kind(), progress.op, &mut progress.parts[at].into) {
             (Kind::Failure, ..) => Err(String::from_utf8_lossy(message.values()).into_owned()),
-            (_, kind, _) if kind.is_bare() => Ok(()),
+            (_, op, _) if op.is_bare() => Ok(()),
             (.., Some(into)) => fill(into, message.values()),
             (.., None) => keep(progress, at, message),
         };
@@ -241,7 +241,7 @@ impl Worker {
             && !progress.abandoned
         {
             let server = self.servers[server].at.name.clone();
-            let what = progress.kind.name();
+            let what = progress.op.what();
             progress.error.get_or_insert(Error::Refused { server, what, reason });
         }
         self.settle(timestamp);
@@ -326,7 +326,7 @@ fn keep(progress: &mut Progress, at: usize, message: Message) -> Result<(), Stri
     if bytes > 0 && found != bytes {
         return Err(wrong_bytes(found, bytes));
     }
-    if bytes == 0 && !progress.kind.has_replies() && lengths != keys {
+    if bytes == 0 && !progress.op.has_replies() && lengths != keys {
         return Err(format!(
             "it answered with lengths for {lengths} keys where {keys} were asked for"
         ));
@@ -359,9 +359,9 @@ fn complete(progress: &mut Progress, memory: &Pool) {
 
 fn assemble(progress: &mut Progress, memory: &Pool) -> Result<()> {
     let answer = &mut progress.answer;
-    match progress.kind {
-        kind if kind.is_bare() => {}
-        kind if kind.has_replies() => {
+    match progress.op {
+        op if op.is_bare() => {}
+        op if op.has_replies() => {
             // Servers that replied without a message get an empty reply.
             progress.messages.resize_with(progress.parts.len(), || None);
             let reply = |message: &Option<Message>| message.as_ref().map(|it| it.values().to_vec());

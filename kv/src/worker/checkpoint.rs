@@ -3,9 +3,10 @@
 use super::{Table, Worker};
 use crate::checkpoint::{Piece, Wish};
 use crate::error::Result;
+use crate::op::Op;
 use crate::slicer;
 use crate::table::TableSpec;
-use crate::tracker::{RequestKind, Timestamp};
+use crate::tracker::Timestamp;
 
 impl Worker {
     /// Makes each shard of these tables keep its rows as they are, from between two requests on; or
@@ -15,8 +16,8 @@ impl Worker {
         for table in tables {
             let shards = 0..self.known(*table)?.map.shards().len();
             let body = Wish::Cut.body(&[]);
-            let kind = RequestKind::Checkpoint;
-            cuts.push(self.request_shards(kind, *table, shards, clock.unwrap_or(0), &body)?);
+            let op = Op::Checkpoint;
+            cuts.push(self.request_shards(op, *table, shards, clock.unwrap_or(0), &body)?);
         }
         cuts.into_iter().try_for_each(|cut| self.wait(cut).map(drop))
     }
@@ -30,7 +31,7 @@ impl Worker {
     pub(crate) fn piece(&mut self, table: Table, shard: usize) -> Result<Timestamp> {
         let body = Wish::Piece.body(&[]);
         let shards = shard..shard + 1;
-        self.request_shards(RequestKind::Checkpoint, table, shards, self.clock, &body)
+        self.request_shards(Op::Checkpoint, table, shards, self.clock, &body)
     }
 
     /// Replaces rows of a table by those of a piece.
@@ -44,8 +45,8 @@ impl Worker {
             let part = Piece { rows: piece.rows.part(slice), is_last: false };
             let body = Wish::Put.body(&part.encode());
             let shards = shard..shard + 1;
-            let kind = RequestKind::Checkpoint;
-            let put = self.request_shards(kind, table, shards, self.clock, &body)?;
+            let op = Op::Checkpoint;
+            let put = self.request_shards(op, table, shards, self.clock, &body)?;
             self.wait(put)?;
         }
         Ok(())

@@ -8,7 +8,8 @@ use super::request::{Payload, Request};
 use super::table::TableState;
 use super::{Table, Worker};
 use crate::error::{Error, Result};
-use crate::tracker::{RequestKind, Timestamp};
+use crate::op::Op;
+use crate::tracker::Timestamp;
 
 impl Worker {
     /// Takes part in a table that has a consistency model, and returns the first iteration: 1, or
@@ -18,7 +19,7 @@ impl Worker {
     /// # Errors
     /// As [`Worker::wait`]; [`Error::Refused`] if the table has no model.
     pub fn join(&mut self, table: Table) -> Result<u64> {
-        let clocks = self.clocks(RequestKind::Join, table, 1)?;
+        let clocks = self.clocks(Op::Join, table, 1)?;
         let first = clocks.iter().copied().max().unwrap_or(1);
         self.tables[table.0 as usize].clock = first;
         self.endpoint.lanes.gauge().mark(first);
@@ -40,7 +41,7 @@ impl Worker {
     /// As [`Worker::join`].
     pub fn rejoin(&mut self, table: Table, clock: u64) -> Result<u64> {
         let clock = clock.max(1);
-        let clocks = self.clocks(RequestKind::Join, table, clock)?;
+        let clocks = self.clocks(Op::Join, table, clock)?;
         // A shard that has kept its lane may have heard of the end of the iteration.
         let first = clocks.into_iter().max().filter(|first| first - 1 > clock).unwrap_or(clock);
         self.tables[table.0 as usize].clock = first;
@@ -59,19 +60,19 @@ impl Worker {
     /// # Errors
     /// As [`Worker::wait`]; [`Error::Refused`] if the table has no model.
     pub fn freshness(&mut self, table: Table) -> Result<u64> {
-        let fresh = self.clocks(RequestKind::Fresh, table, 0)?;
+        let fresh = self.clocks(Op::Fresh, table, 0)?;
         Ok(fresh.into_iter().min().unwrap_or(0))
     }
 
     /// Each shard's answer to a request of this kind, which is a clock.
-    fn clocks(&mut self, kind: RequestKind, table: Table, clock: u64) -> Result<Vec<u64>> {
+    fn clocks(&mut self, op: Op, table: Table, clock: u64) -> Result<Vec<u64>> {
         let shards = 0..self.known(table)?.map.shards().len();
-        let asked = self.request_shards(kind, table, shards, clock, &[])?;
+        let asked = self.request_shards(op, table, shards, clock, &[])?;
         let replies = self.wait(asked)?.replies;
         let clocks = replies.iter().map(|reply| reply[..].try_into().map(u64::from_le_bytes));
         clocks.collect::<Result<_, _>>().map_err(|_| Error::Refused {
             server: "a server".to_owned(),
-            what: kind.name(),
+            what: op.what(),
             reason: "its answer is no clock".to_owned(),
         })
     }
@@ -100,7 +101,7 @@ impl Worker {
         let TableState { map, disclosed, .. } = &self.tables[table.0 as usize];
         let shards = 0..map.shards().len();
         let disclosed = disclosed.to_le_bytes();
-        self.request_shards(RequestKind::Clock, table, shards, clock, &disclosed)
+        self.request_shards(Op::Clock, table, shards, clock, &disclosed)
     }
 
     /// As [`Worker::push`], and ends this worker's iteration: the shards that get values learn
@@ -120,7 +121,7 @@ impl Worker {
         let clock = self.next_iteration(table)?;
         self.tables[table.0 as usize].clock = clock - 1;
         let payload = Payload::of(values);
-        let last = Request::new(RequestKind::Push, table, keys);
+        let last = Request::new(Op::Push, table, keys);
         let pushed = self.request_parts(Request { payload, is_last: true, ..last });
         self.tables[table.0 as usize].clock = clock;
         pushed
@@ -143,7 +144,7 @@ impl Worker {
         let clock = known.clock;
         known.clock = clock.saturating_add(ahead);
         known.disclosed = known.disclosed.max(known.clock.saturating_add(1));
-        let pulled = self.request(Request::new(RequestKind::Pull, table, keys));
+        let pulled = self.request(Request::new(Op::Pull, table, keys));
         self.tables[table.0 as usize].clock = clock;
         pulled
     }
@@ -168,7 +169,7 @@ impl Worker {
     /// [`Error::UnknownTable`]; [`Error::ServerLost`].
     pub fn leave(&mut self, table: Table) -> Result<Timestamp> {
         let shards = 0..self.known(table)?.map.shards().len();
-        let left = self.request_shards(RequestKind::Leave, table, shards, 0, &[])?;
+        let left = self.request_shards(Op::Leave, table, shards, 0, &[])?;
         let known = &mut self.tables[table.0 as usize];
         if !known.follows_worker() {
             known.clock = 0;
@@ -185,7 +186,7 @@ impl Worker {
     pub fn set_bound(&mut self, table: Table, bound: u64) -> Result<()> {
         let shards = 0..self.known(table)?.map.shards().len();
         let bound = bound.to_le_bytes();
-        let changed = self.request_shards(RequestKind::Bound, table, shards, self.clock, &bound)?;
+        let changed = self.request_shards(Op::Bound, table, shards, self.clock, &bound)?;
         self.wait(changed).map(drop)
     }
 

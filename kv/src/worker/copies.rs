@@ -10,9 +10,9 @@ use serde::de::DeserializeOwned;
 use super::Worker;
 use crate::error::{Error, Result};
 use crate::node::within;
+use crate::op::Op;
 use crate::server::{Copies, Served};
 use crate::table::TableSpec;
-use crate::tracker::RequestKind;
 
 /// How often servers are asked who serves a shard: one that moves meanwhile may be missed.
 const LOOKS: usize = 3;
@@ -37,7 +37,7 @@ impl Worker {
     /// # Errors
     /// [`Error::ServerLost`]; as [`Worker::wait`].
     pub fn copies(&mut self) -> Result<Copies> {
-        let each: Vec<Copies> = self.ask_all(RequestKind::Copies)?;
+        let each: Vec<Copies> = self.ask_all(Op::Copies)?;
         Ok(each.into_iter().fold(Copies::default(), |sum, copies| Copies {
             lost: sum.lost.max(copies.lost),
             missing: sum.missing + copies.missing,
@@ -61,7 +61,7 @@ impl Worker {
         for _ in 0..LOOKS {
             // Copies are as they are now; keys are served if they are at any look.
             tables.values_mut().for_each(|of| (of.missing, of.coming) = (0, 0));
-            let each: Vec<BTreeMap<u32, Served>> = self.ask_all(RequestKind::Served)?;
+            let each: Vec<BTreeMap<u32, Served>> = self.ask_all(Op::Served)?;
             let is_meant = |of: &Served| namespace.is_empty() || of.table.is_within(&namespace);
             for (number, here) in each.into_iter().flatten().filter(|(_, of)| is_meant(of)) {
                 let none = || Served::none_of(here.table);
@@ -84,14 +84,14 @@ impl Worker {
     }
 
     /// Asks all server threads that live, when they know what this worker knows of the others.
-    fn ask_all<T: DeserializeOwned>(&mut self, kind: RequestKind) -> Result<Vec<T>> {
+    fn ask_all<T: DeserializeOwned>(&mut self, op: Op) -> Result<Vec<T>> {
         self.ask_survivors(|worker| {
             worker.tell_view()?;
             let living = worker.living();
-            let asked = worker.tell(&living, kind, 0, &[])?;
+            let asked = worker.tell(&living, op, 0, &[])?;
             let replies = worker.wait(asked)?.replies;
             let answers = living.into_iter().zip(&replies);
-            answers.map(|(server, reply)| worker.read_reply(server, kind, reply)).collect()
+            answers.map(|(server, reply)| worker.read_reply(server, op, reply)).collect()
         })
     }
 }

@@ -17,7 +17,7 @@ use super::lanes::NOBODY;
 use crate::error::{Error, Result};
 use crate::map::Retired;
 use crate::membership::{Departed, Event};
-use crate::tracker::RequestKind;
+use crate::op::Op;
 
 /// Why no lane goes to a thread that has left.
 pub(super) const LEFT: &str = "it has left the cluster";
@@ -151,14 +151,14 @@ impl Worker {
         let Some(successors) = self.recovery.view.successors(threads) else {
             return Err(Error::Config("no server would stay in the cluster".to_owned()));
         };
-        let kind = RequestKind::Retire;
+        let op = Op::Retire;
         let mut all = Vec::new();
         let mut left = (0, 0);
         for (&thread, successor) in threads.iter().zip(successors) {
-            let asked = self.tell(&[thread], kind, 0, &serde_json::to_vec(&successor)?)?;
+            let asked = self.tell(&[thread], op, 0, &serde_json::to_vec(&successor)?)?;
             let replies = self.wait(asked)?.replies;
             let reply = replies.first().map_or(&[][..], Vec::as_slice);
-            let Retired { shards, alone, departed } = self.read_reply(thread, kind, reply)?;
+            let Retired { shards, alone, departed } = self.read_reply(thread, op, reply)?;
             left = (left.0 + shards, left.1 + alone);
             all.push(departed);
         }

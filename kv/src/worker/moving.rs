@@ -25,7 +25,7 @@ use crate::error::Result;
 use crate::map::Placed;
 use crate::op::Op;
 use crate::server::{Destination, SentBack};
-use crate::tracker::{RequestKind, Timestamp};
+use crate::tracker::Timestamp;
 
 /// What a worker has to do because shards have moved.
 #[derive(Default)]
@@ -102,7 +102,7 @@ impl Worker {
         let shard = known.map.find(key).unwrap_or_default();
         let address = self.servers.get(server).map_or("", |server| &server.at.address);
         let body = serde_json::to_vec(&Destination { server, address: address.to_owned() })?;
-        self.request_shards(RequestKind::Move, table, shard..shard + 1, self.clock, &body)
+        self.request_shards(Op::Move, table, shard..shard + 1, self.clock, &body)
     }
 
     /// Moves shards of a table so that the server threads have keys as evenly as whole shards
@@ -248,7 +248,7 @@ impl Worker {
         if self.endpoint.lanes.credits(*peer) == 0 {
             return true;
         }
-        let Ok(mark) = self.tracker.begin_short(RequestKind::Push, it.server as u32, None) else {
+        let Ok(mark) = self.tracker.begin_short(Op::Push, it.server as u32, None) else {
             return true; // so many requests are outstanding that none can follow
         };
         let (op, timestamp) = (Op::Mark as u8, mark.0);

@@ -25,7 +25,6 @@ use crate::error::Result;
 use crate::map::Placed;
 use crate::membership::{Event, Membership};
 use crate::op::{BITS, Op};
-use crate::tracker::RequestKind;
 
 /// Time between two attempts to make a lane again, and longest sleep while something is to be
 /// done.
@@ -285,7 +284,7 @@ impl Worker {
         if !*up || endpoint.lanes.credits(*peer) == 0 {
             return false;
         }
-        let Ok(asked) = tracker.begin_short(RequestKind::Push, server as u32, None) else {
+        let Ok(asked) = tracker.begin_short(Op::Push, server as u32, None) else {
             return false;
         };
         if let Some(progress) = tracker.progress(asked.0) {

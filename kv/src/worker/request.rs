@@ -18,7 +18,7 @@ use crate::error::Result;
 use crate::op::Op;
 use crate::slicer;
 use crate::table::{SHARED_BYTES_MIN, ValueType};
-use crate::tracker::{RequestKind, Timestamp};
+use crate::tracker::Timestamp;
 
 /// The values of a push.
 pub(super) enum Payload<'a> {
@@ -34,7 +34,7 @@ pub(super) enum Payload<'a> {
 
 /// A request as its caller makes it.
 pub(super) struct Request<'a> {
-    pub(super) kind: RequestKind,
+    pub(super) op: Op,
     pub(super) table: Table,
     pub(super) keys: &'a [u64],
     pub(super) lengths: &'a [u32],
@@ -99,10 +99,10 @@ impl<'a> Payload<'a> {
 
 impl<'a> Request<'a> {
     /// A request without pushed values and without a destination.
-    pub(super) fn new(kind: RequestKind, table: Table, keys: &'a [u64]) -> Self {
+    pub(super) fn new(op: Op, table: Table, keys: &'a [u64]) -> Self {
         let payload = Payload::Nothing;
         Request {
-            kind,
+            op,
             table,
             keys,
             lengths: &[],
@@ -131,7 +131,7 @@ impl Worker {
     /// [`Worker::check`] reports the errors of all other requests.
     #[inline(always)]
     fn is_short(&mut self, request: &Request<'_>) -> bool {
-        let Request { kind, keys, lengths, payload, into, .. } = request;
+        let Request { op, keys, lengths, payload, into, .. } = request;
         let [first, ..] = *keys else { return false };
         let [.., last] = *keys else { return false };
         let Some(known) = self.tables.get_mut(request.table.0 as usize) else { return false };
@@ -140,7 +140,7 @@ impl Worker {
         }
         let place = keys.len().saturating_mul(known.row_bytes);
         // A push of shared values may be long: it needs neither a copy nor a destination.
-        let may_be_long = matches!((kind, payload), (RequestKind::Push, Payload::Shared(_)));
+        let may_be_long = matches!((op, payload), (Op::Push, Payload::Shared(_)));
         let bytes_max = if may_be_long { usize::MAX } else { self.endpoint.lanes.eager_bytes() };
         let fits = (1..=bytes_max).contains(&place)
             && payload.bytes().is_none_or(|bytes| bytes == place)
@@ -155,7 +155,7 @@ impl Worker {
         {
             return false;
         }
-        let needs_place = *kind == RequestKind::Push
+        let needs_place = *op == Op::Push
             || into.is_some()
             || !is_lent(&self.endpoint.lanes, known.route.peer, keys.len(), place);
         needs_place
@@ -167,9 +167,9 @@ impl Worker {
     /// Sends a valid short request.
     #[inline(always)]
     fn request_short(&mut self, request: &mut Request<'_>) -> Result<Timestamp> {
-        let Request { kind, table, keys, ref payload, .. } = *request;
-        let into = match kind {
-            RequestKind::Push => None,
+        let Request { op, table, keys, ref payload, .. } = *request;
+        let into = match op {
+            Op::Push => None,
             _ if request.into.is_some() => request.into.take(),
             _ => {
                 let place = keys.len() * self.tables[table.0 as usize].row_bytes;
@@ -177,7 +177,7 @@ impl Worker {
             }
         };
         let Route { server, peer, range, is_kept, .. } = self.tables[table.0 as usize].route;
-        let timestamp = self.tracker.begin_short(kind, server, into)?;
+        let timestamp = self.tracker.begin_short(op, server, into)?;
         if is_kept && let Err(error) = self.keep_short(timestamp, request) {
             return Ok(self.tracker.fail(timestamp, error.into()));
         }
@@ -188,7 +188,7 @@ impl Worker {
         }
         let draft = Draft {
             kind: Kind::Request,
-            op: Op::from(kind) as u8,
+            op: op as u8,
             command: self.command,
             table: table.1,
             timestamp: timestamp.0,
@@ -214,10 +214,10 @@ impl Worker {
         timestamp: Timestamp,
         request: &Request<'_>,
     ) -> caravan_van::Result<()> {
-        let &Request { kind, table: Table(at, table), keys, ref payload, .. } = request;
+        let &Request { op, table: Table(at, table), keys, ref payload, .. } = request;
         let TableState { route, clock, .. } = &self.tables[at as usize];
         let draft = Draft {
-            op: Op::from(kind) as u8,
+            op: op as u8,
             command: self.command,
             table,
             timestamp: timestamp.0,

@@ -8,8 +8,9 @@ use caravan_van::{Buffer, Shared, Value};
 use super::request::{Payload, Request};
 use super::{Table, Worker};
 use crate::error::Result;
+use crate::op::Op;
 use crate::runs::Runs;
-use crate::tracker::{RequestKind, Timestamp};
+use crate::tracker::Timestamp;
 
 impl Worker {
     /// Pushes `values` for all keys of `runs`, as [`Worker::push`] does for keys that are named one
@@ -28,7 +29,7 @@ impl Worker {
         values: &[V],
     ) -> Result<Timestamp> {
         let payload = Payload::of(values);
-        self.request_runs(runs, Request { payload, ..Request::new(RequestKind::Push, table, &[]) })
+        self.request_runs(runs, Request { payload, ..Request::new(Op::Push, table, &[]) })
     }
 
     /// As [`Worker::push_runs`], without a copy, as [`Worker::push_shared`] does.
@@ -42,7 +43,7 @@ impl Worker {
         values: &Shared,
     ) -> Result<Timestamp> {
         let payload = Payload::Shared(values);
-        self.request_runs(runs, Request { payload, ..Request::new(RequestKind::Push, table, &[]) })
+        self.request_runs(runs, Request { payload, ..Request::new(Op::Push, table, &[]) })
     }
 
     /// Pulls the values of all keys of `runs`; [`Worker::wait`] returns them.
@@ -50,7 +51,7 @@ impl Worker {
     /// # Errors
     /// As [`Worker::push_runs`].
     pub fn pull_runs(&mut self, table: Table, runs: &Runs) -> Result<Timestamp> {
-        self.request_runs(runs, Request::new(RequestKind::Pull, table, &[]))
+        self.request_runs(runs, Request::new(Op::Pull, table, &[]))
     }
 
     /// As [`Worker::pull_runs`], into the caller's memory, as [`Worker::pull_into`] does.
@@ -59,7 +60,7 @@ impl Worker {
     /// As [`Worker::push_runs`] and [`Worker::pull_into`].
     pub fn pull_runs_into(&mut self, table: Table, runs: &Runs, into: Buffer) -> Result<Timestamp> {
         let into = Some(into);
-        self.request_runs(runs, Request { into, ..Request::new(RequestKind::Pull, table, &[]) })
+        self.request_runs(runs, Request { into, ..Request::new(Op::Pull, table, &[]) })
     }
 
     /// Pushes `values` and pulls the updated values, in one message each way.
@@ -73,7 +74,7 @@ impl Worker {
         values: &[V],
     ) -> Result<Timestamp> {
         let payload = Payload::of(values);
-        let request = Request::new(RequestKind::PushPull, table, &[]);
+        let request = Request::new(Op::PushPull, table, &[]);
         self.request_runs(runs, Request { payload, ..request })
     }
 }

@@ -19,8 +19,8 @@ use crate::error::{Error, Result};
 use crate::filter::AtWorker;
 use crate::map::{Created, Map, Numbered};
 use crate::node::within;
+use crate::op::Op;
 use crate::table::{TableSpec, ValueType};
-use crate::tracker::RequestKind;
 
 impl Worker {
     /// Creates a table on the servers that own shards of it, or joins it if there is an equal one
@@ -52,7 +52,7 @@ impl Worker {
             (Ok(first), _) | (Err(_), Some(&first)) => first,
             (Err(error), None) => return Err(error),
         };
-        let created: Created = self.ask(first, RequestKind::Create, text.as_bytes())?;
+        let created: Created = self.ask(first, Op::Create, text.as_bytes())?;
         let number = created.number;
         self.wait_for_news(|worker| {
             let knows_less = worker.recovery.view.events.len() < created.heard;
@@ -102,14 +102,14 @@ impl Worker {
         let mut next = owners;
         let mut claims = Vec::new();
         while let Some(others) = self.untold(number, &mut told, next)? {
-            let asked = self.tell(&others, RequestKind::Create, number, &numbered)?;
+            let asked = self.tell(&others, Op::Create, number, &numbered)?;
             let answered = self.wait(asked).map_err(|error| match error {
                 Error::TableDropped { .. } => Error::TableDropped { table: spec.name.clone() },
                 other => other,
             })?;
             next = BTreeSet::new();
             for (server, reply) in others.into_iter().zip(&answered.replies) {
-                let created: Created = self.read_reply(server, RequestKind::Create, reply)?;
+                let created: Created = self.read_reply(server, Op::Create, reply)?;
                 next.extend(&created.elsewhere);
                 claims.push((server, created));
             }
@@ -274,7 +274,7 @@ impl Worker {
         let mut told = BTreeSet::from([first]);
         let mut next = self.holders(spec, map);
         next.extend(owners);
-        let kind = RequestKind::Drop;
+        let op = Op::Drop;
         let mut is_first_told = false;
         loop {
             let servers = match self.untold(number, &mut told, std::mem::take(&mut next))? {
@@ -282,10 +282,10 @@ impl Worker {
                 None if std::mem::replace(&mut is_first_told, true) => return Ok(()),
                 None => vec![first],
             };
-            let asked = self.tell(&servers, kind, number, &[])?;
+            let asked = self.tell(&servers, op, number, &[])?;
             let replies = self.wait(asked)?.replies;
             for (&server, reply) in servers.iter().zip(&replies).filter(|it| !it.1.is_empty()) {
-                let elsewhere: BTreeSet<usize> = self.read_reply(server, kind, reply)?;
+                let elsewhere: BTreeSet<usize> = self.read_reply(server, op, reply)?;
                 next.extend(elsewhere);
             }
         }
@@ -306,7 +306,7 @@ impl Worker {
     pub(super) fn tables_within(&mut self, namespace: &str) -> Result<Vec<(u32, TableSpec)>> {
         self.ask_survivors(|worker| {
             let first = worker.first()?;
-            worker.ask(first, RequestKind::Tables, namespace.as_bytes())
+            worker.ask(first, Op::Tables, namespace.as_bytes())
         })
     }
 
@@ -369,15 +369,10 @@ impl Worker {
     }
 
     /// Asks a server thread; returns its answer.
-    fn ask<T: DeserializeOwned>(
-        &mut self,
-        server: usize,
-        kind: RequestKind,
-        body: &[u8],
-    ) -> Result<T> {
-        let asked = self.tell(&[server], kind, 0, body)?;
+    fn ask<T: DeserializeOwned>(&mut self, server: usize, op: Op, body: &[u8]) -> Result<T> {
+        let asked = self.tell(&[server], op, 0, body)?;
         let replies = self.wait(asked)?.replies;
-        self.read_reply(server, kind, replies.first().map_or(&[], Vec::as_slice))
+        self.read_reply(server, op, replies.first().map_or(&[], Vec::as_slice))
     }
 
     /// The server thread that numbers the tables.
@@ -398,12 +393,12 @@ impl Worker {
     pub(super) fn read_reply<T: DeserializeOwned>(
         &self,
         server: usize,
-        kind: RequestKind,
+        op: Op,
         reply: &[u8],
     ) -> Result<T> {
         serde_json::from_slice(reply).map_err(|error| Error::Refused {
             server: self.servers[server].at.name.clone(),
-            what: kind.name(),
+            what: op.what(),
             reason: format!("its answer can't be read: {error}"),
         })
     }

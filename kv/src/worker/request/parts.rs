@@ -16,7 +16,7 @@ use crate::op::{DISCLOSES, FINISHES, Op};
 use crate::runs::Runs;
 use crate::slicer;
 use crate::table::{SHARED_BYTES_MIN, TableSpec};
-use crate::tracker::{Part, RequestKind, Timestamp};
+use crate::tracker::{Part, Timestamp};
 use crate::worker::kept::Kept;
 use crate::worker::lanes::Server;
 use crate::worker::recovery;
@@ -43,14 +43,14 @@ impl Worker {
         let mut request = request;
         let (place, list) = self.check(&request)?;
         self.check_iteration(&request)?;
-        let Request { kind, table, keys, .. } = request;
-        let into = match (kind, request.into.take()) {
-            (RequestKind::Push, _) => None,
+        let Request { op, table, keys, .. } = request;
+        let into = match (op, request.into.take()) {
+            (Op::Push, _) => None,
             (_, Some(into)) => Some(into),
             (_, None) if place == 0 || self.is_lent_whole(keys, table, place) => None,
             (_, None) => Some(self.endpoint.lanes.memory().allocate(place)?),
         };
-        let timestamp = self.tracker.begin(kind)?;
+        let timestamp = self.tracker.begin(op)?;
         let list = list.as_ref();
         let mut sending = Sending { timestamp, request: &request, list, value_bytes: 0, into };
         let mut sent = Ok(());
@@ -164,12 +164,8 @@ impl Worker {
     /// other servers may be lost.
     fn check_iteration(&self, request: &Request<'_>) -> Result<()> {
         let known = &self.tables[request.table.0 as usize];
-        let op = match request.kind {
-            RequestKind::Push => Op::Push,
-            RequestKind::Pull => Op::Pull,
-            _ => return Ok(()),
-        };
-        if !known.keeps_credits(op) {
+        let op = request.op;
+        if !matches!(op, Op::Push | Op::Pull) || !known.keeps_credits(op) {
             return Ok(());
         }
         let is_open = |number: u32, clock: u64| {
@@ -233,14 +229,14 @@ impl Worker {
             keys: &request.keys[keys.clone()],
             lengths,
             values: request.payload.part(values.clone(), peer, &self.endpoint.lanes),
-            ..draft(timestamp, request.kind, request.table.1, clock)
+            ..draft(timestamp, request.op, request.table.1, clock)
         };
         draft.op |= ends;
         let mut block = None;
         let mut passage = None;
         if let Some(filters) = filters {
             let is_dropped = list.is_none() && !request.is_implied;
-            let drops_keys = is_dropped && request.kind == RequestKind::Push;
+            let drops_keys = is_dropped && request.op == Op::Push;
             // A pull pushes nothing.
             let pushed = request.payload.all().get(values).unwrap_or_default();
             let memory = self.endpoint.lanes.memory();
@@ -277,7 +273,7 @@ impl Worker {
             self.named.insert(timestamp, outstanding);
         }
         let offered = offer.map(|offer| offer.key.get());
-        let bytes = if request.kind == RequestKind::Push { 0 } else { asked };
+        let bytes = if request.op == Op::Push { 0 } else { asked };
         let keys = keys.len();
         let part = Part { timestamp, server, answered: false, keys, into: place, bytes, offered };
         self.enter(whole, part, posted)
@@ -286,21 +282,21 @@ impl Worker {
     /// Sends the same clock and body to the owners of these shards of a known table.
     pub(in crate::worker) fn request_shards(
         &mut self,
-        kind: RequestKind,
+        op: Op,
         table: Table,
         shards: Range<usize>,
         clock: u64,
         body: &[u8],
     ) -> Result<Timestamp> {
-        let whole = self.tracker.begin(kind)?;
+        let whole = self.tracker.begin(op)?;
         let mut shards = shards;
         let sent = shards.try_for_each(|shard| {
-            if matches!(kind, RequestKind::Command | RequestKind::Join) {
+            if matches!(op, Op::Command | Op::Join) {
                 self.wait_for_command(table, shard)?;
             }
             let values = Values::Copied(body);
             let command = self.command;
-            let draft = Draft { command, values, ..draft(0, kind, table.1, clock) };
+            let draft = Draft { command, values, ..draft(0, op, table.1, clock) };
             self.send_bare(whole, table, shard, draft)
         });
         self.seal(whole, sent.map(|()| None));
@@ -310,27 +306,27 @@ impl Worker {
     /// Sends the same body to every server.
     pub(in crate::worker) fn broadcast(
         &mut self,
-        kind: RequestKind,
+        op: Op,
         table: u32,
         body: &[u8],
     ) -> Result<Timestamp> {
-        self.tell(&self.living(), kind, table, body)
+        self.tell(&self.living(), op, table, body)
     }
 
     /// Sends the same body to these servers.
     pub(in crate::worker) fn tell(
         &mut self,
         servers: &[usize],
-        kind: RequestKind,
+        op: Op,
         table: u32,
         body: &[u8],
     ) -> Result<Timestamp> {
-        let whole = self.tracker.begin(kind)?;
+        let whole = self.tracker.begin(op)?;
         let sent = servers.iter().try_for_each(|&server| {
             let peer = self.room(server, 1)?;
             let timestamp = self.tracker.begin_part(whole)?;
             let values = Values::Copied(body);
-            let draft = Draft { values, ..draft(timestamp, kind, table, self.clock) };
+            let draft = Draft { values, ..draft(timestamp, op, table, self.clock) };
             let posted = self.endpoint.lanes.post(peer, draft, &mut Coding::plain());
             let part = Part { timestamp, server, ..Part::default() };
             self.enter(whole, part, posted).map_err(|error| match error {
@@ -349,7 +345,7 @@ impl Worker {
         let mut shards = shards;
         shards.try_for_each(|shard| {
             let values = Values::Copied(&disclosed);
-            let draft = Draft { values, ..draft(0, RequestKind::Clock, table.1, clock + 1) };
+            let draft = Draft { values, ..draft(0, Op::Clock, table.1, clock + 1) };
             self.send_bare(whole, table, shard, draft)
         })
     }
@@ -477,9 +473,8 @@ impl Worker {
 }
 
 /// The header fields that all messages of a request share.
-fn draft<'a>(timestamp: u64, kind: RequestKind, table: u32, clock: u64) -> Draft<'a> {
-    let op = Op::from(kind) as u8;
-    Draft { op, table, timestamp, clock, ..Draft::new(Kind::Request) }
+fn draft<'a>(timestamp: u64, op: Op, table: u32, clock: u64) -> Draft<'a> {
+    Draft { op: op as u8, table, timestamp, clock, ..Draft::new(Kind::Request) }
 }
 
 /// Memory for an answer of so many bytes, from the beginning of what is left.
