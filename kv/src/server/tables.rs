@@ -309,7 +309,8 @@ impl Tables {
         let has_offers = message.has_offers();
         let is_own = entry.range.contains(message.range().last());
         let is_owned = !MOVES && may_adopt(message, entry);
-        let mut is_admitted = admitted != Admitted::No;
+        let mut is_admitted = admitted != Admitted::No || entry.admission.is_none();
+        let has_filters = entry.filters.is_some();
         while !message.is_empty() {
             let request = common.with_record(message, list);
             if list.is_none() && !request.lengths.is_empty() && entry.spec.width > 0 {
@@ -342,7 +343,8 @@ impl Tables {
                     }
                 }
             }
-            let passes = entry.filters.as_mut().is_none_or(|filters| filters.pass(message));
+            let passes =
+                !has_filters || entry.filters.as_mut().is_none_or(|filters| filters.pass(message));
             if !passes {
                 serve_filtered(lanes, entry, peer, message, request, &mut moves.counters)?;
                 message.advance();

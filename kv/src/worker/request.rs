@@ -12,7 +12,7 @@ use caravan_van::wire::Kind;
 use caravan_van::{Buffer, Connections, Draft, PeerId, Shared, Value, Values};
 
 use super::kept::Kept;
-use super::table::{FOLLOWS_WORKER, Route, TableState};
+use super::table::{FOLLOWS_WORKER, Route};
 use super::{Table, Worker};
 use crate::error::Result;
 use crate::op::Op;
@@ -167,30 +167,37 @@ impl Worker {
     /// Sends a valid short request.
     #[inline(always)]
     fn request_short(&mut self, request: &mut Request<'_>) -> Result<Timestamp> {
-        let Request { op, table, keys, ref payload, .. } = *request;
+        let Request { op, table: Table(at, table), keys, ref payload, .. } = *request;
+        let known = &mut self.tables[at as usize];
         let into = match op {
             Op::Push => None,
             _ if request.into.is_some() => request.into.take(),
-            _ => {
-                let place = keys.len() * self.tables[table.0 as usize].row_bytes;
-                Some(self.endpoint.lanes.memory().allocate(place)?)
-            }
+            _ => Some(self.endpoint.lanes.memory().allocate(keys.len() * known.row_bytes)?),
         };
-        let Route { server, peer, range, is_kept, .. } = self.tables[table.0 as usize].route;
+        let Route { server, peer, range, is_kept, .. } = known.route;
         let timestamp = self.tracker.begin_short(op, server, into)?;
-        if is_kept && let Err(error) = self.keep_short(timestamp, request) {
-            return Ok(self.tracker.fail(timestamp, error.into()));
+        let clock = if known.clock == FOLLOWS_WORKER { self.clock } else { known.clock };
+        let (op, command) = (op as u8, self.command);
+        if is_kept {
+            let timestamp = timestamp.0;
+            let empty = Draft::new(Kind::Request);
+            let head = Draft { op, command, table, timestamp, clock, range, ..empty };
+            let kept = keep_short(&self.endpoint.lanes, &known.route, head, keys, payload);
+            match kept {
+                Ok(kept) => self.recovery.kept.insert(kept),
+                Err(error) => {
+                    return Ok(self.tracker.fail(Timestamp(timestamp), error.into()));
+                }
+            }
         }
-        let TableState { coding, filters, clock, .. } = &mut self.tables[table.0 as usize];
-        let clock = if *clock == FOLLOWS_WORKER { self.clock } else { *clock };
-        if let Some(filters) = filters {
+        if let Some(filters) = &mut known.filters {
             filters.passed.sent += (size_of_val(keys) + payload.bytes().unwrap_or(0)) as u64;
         }
         let draft = Draft {
             kind: Kind::Request,
-            op: op as u8,
-            command: self.command,
-            table: table.1,
+            op,
+            command,
+            table,
             timestamp: timestamp.0,
             clock,
             range,
@@ -201,35 +208,10 @@ impl Worker {
             lengths: &[],
             values: payload.part(0..payload.all().len(), peer, &self.endpoint.lanes),
         };
-        match self.endpoint.lanes.post(peer, draft, coding) {
+        match self.endpoint.lanes.post(peer, draft, &mut known.coding) {
             Ok(()) => Ok(timestamp),
             Err(error) => Ok(self.not_posted(timestamp, error)),
         }
-    }
-
-    /// Keeps a short request to a table with copies until it is answered.
-    #[inline(never)] // others pay nothing for it
-    fn keep_short(
-        &mut self,
-        timestamp: Timestamp,
-        request: &Request<'_>,
-    ) -> caravan_van::Result<()> {
-        let &Request { op, table: Table(at, table), keys, ref payload, .. } = request;
-        let TableState { route, clock, .. } = &self.tables[at as usize];
-        let draft = Draft {
-            op: op as u8,
-            command: self.command,
-            table,
-            timestamp: timestamp.0,
-            clock: if *clock == FOLLOWS_WORKER { self.clock } else { *clock },
-            range: route.range,
-            values: payload.part(0..payload.all().len(), route.peer, &self.endpoint.lanes),
-            ..Draft::new(Kind::Request)
-        };
-        let memory = self.endpoint.lanes.memory();
-        let kept = Kept::of(route.server as usize, &draft, keys, memory)?;
-        self.recovery.kept.insert(kept);
-        Ok(())
     }
 
     /// Ends a short request that could not be posted, unless it is kept and will be.
@@ -243,6 +225,21 @@ impl Worker {
             }
         }
     }
+}
+
+/// A short request to a table with copies, to be kept until it is answered: `head` is its message
+/// without keys and values.
+#[inline(never)] // others pay nothing for it
+fn keep_short(
+    lanes: &Connections,
+    route: &Route,
+    head: Draft<'_>,
+    keys: &[u64],
+    payload: &Payload<'_>,
+) -> caravan_van::Result<Kept> {
+    let values = payload.part(0..payload.all().len(), route.peer, lanes);
+    let draft = Draft { values, ..head };
+    Kept::of(route.server as usize, &draft, keys, lanes.memory())
 }
 
 /// Whether the server lends the answer to a pull of `keys` keys, which has `place` bytes. It then
