@@ -8,6 +8,7 @@ pub(crate) mod consistency;
 pub(crate) mod fabric;
 pub(crate) mod failover;
 pub(crate) mod figures;
+mod keys;
 mod latency;
 pub(crate) mod load;
 pub(crate) mod multi_worker;

@@ -2,7 +2,6 @@
 //! answers do not change (an open loop), or as fast as the answers come (a closed one).
 
 mod drive;
-pub(in crate::measure) mod keys;
 pub(crate) mod rates;
 mod rows;
 mod schedule;

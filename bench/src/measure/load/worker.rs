@@ -15,10 +15,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::drive::{Driven, Finished, KINDS, Limits, Service, drive};
-use super::keys::{Lists, Named, NewKeys};
 use super::schedule::{Arrivals, Schedule};
 use crate::measure::answers::answered;
 use crate::measure::figures::encoded;
+use crate::measure::keys::{Lists, Named, NewKeys};
 use crate::measure::requests::{KEY_GAP, SHARED_BYTES_MIN, scattered};
 
 /// One run of all workers.

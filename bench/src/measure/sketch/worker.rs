@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::measure::answers::answered;
-use crate::measure::load::keys::{Lists, key_of, keys_end};
+use crate::measure::keys::{Lists, key_of, keys_end};
 
 /// One run of all workers.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]

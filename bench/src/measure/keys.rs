@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use anyhow::{Result, ensure};
 use caravan_kv::filter::Draws;
 
-use crate::measure::requests::{KEY_GAP, scattered};
+use super::requests::{KEY_GAP, scattered};
 
 /// Draws the ranks 0 to `count` - 1 so that rank r comes in proportion to (r + 1)^-exponent, by
 /// rejection-inversion (Hörmann and Derflinger, "Rejection-inversion to generate variates from
@@ -115,19 +115,14 @@ impl NewKeys {
 
 /// Lists of keys of a table, each sorted and without repetitions.
 #[derive(Debug)]
-pub(in crate::measure) struct Lists {
+pub(super) struct Lists {
     keys: Vec<u64>,
     each: usize,
 }
 
 impl Lists {
     /// Draws lists of `each` keys from a table of `count`, which is at least as many.
-    pub(in crate::measure) fn draw(
-        count: u64,
-        exponent: f64,
-        each: usize,
-        draws: &mut Draws,
-    ) -> Lists {
+    pub(super) fn draw(count: u64, exponent: f64, each: usize, draws: &mut Draws) -> Lists {
         let zipf = Zipf::new(count, exponent);
         let step = step(count);
         let lists = (KEYS_DRAWN / each).clamp(1, LISTS_MAX);
@@ -144,7 +139,7 @@ impl Lists {
     }
 
     /// The keys of all lists.
-    pub(in crate::measure) fn into_keys(self) -> Vec<u64> {
+    pub(super) fn into_keys(self) -> Vec<u64> {
         self.keys
     }
 
@@ -181,12 +176,12 @@ fn draw_ranks(zipf: &Zipf, each: usize, draws: &mut Draws, ranks: &mut HashSet<u
 }
 
 /// The key of this rank by popularity, in a table of `count` keys.
-pub(in crate::measure) fn key_of(rank: u64, count: u64) -> u64 {
+pub(super) fn key_of(rank: u64, count: u64) -> u64 {
     scattered(place(rank, step(count), count))
 }
 
 /// One past the last key that a table of `count` keys can have.
-pub(in crate::measure) fn keys_end(count: u64) -> u64 {
+pub(super) fn keys_end(count: u64) -> u64 {
     count * KEY_GAP
 }
 
