@@ -1,8 +1,8 @@
 //! RDMA devices and how cards are plugged in.
 
+use super::check::{Check, Place, Seen, among, here};
 use super::network::cards;
 use super::root::Root;
-use super::{Check, Place, Seen, among, here};
 
 const RDMA: &str = "/sys/class/infiniband";
 

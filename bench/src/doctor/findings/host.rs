@@ -1,7 +1,7 @@
 //! Cores, memory and the limits of this process.
 
+use super::check::{Check, Seen, here, short_of};
 use super::root::{Root, list_len};
-use super::{Check, Seen, here, short_of};
 
 const CPU: &str = "/sys/devices/system/cpu";
 const MIB: f64 = (1 << 20) as f64;

@@ -4,6 +4,7 @@
 //! A check reads files of the kernel below a root and answers what it has found. Where a file is
 //! missing nothing is found: doctor never guesses.
 
+mod check;
 mod devices;
 mod host;
 mod network;
@@ -14,6 +15,7 @@ use std::path::PathBuf;
 use caravan_kv::ClusterConfig;
 use serde::Serialize;
 
+use self::check::Seen;
 use self::root::Root;
 use crate::report::Row;
 
@@ -39,48 +41,6 @@ impl Row for Finding {
         let Finding { check, what, remedy, command } = self;
         format!("{check}: {what}\n           → {remedy}\n           $ {command}")
     }
-}
-
-/// What a cluster asks of this machine, and where the machine tells of itself.
-struct Seen {
-    root: Root,
-    /// Threads that run at once.
-    threads: usize,
-    /// Memory of one thread at most.
-    memory_bytes: usize,
-    /// Whether the kernel refuses io_uring to this process.
-    uring_is_refused: bool,
-}
-
-/// One place where a check has found something.
-struct Place {
-    /// What stands for `{}` in the command: the interface, the device, or how much is needed.
-    name: String,
-    what: String,
-}
-
-/// One kind of thing that hurts.
-struct Check {
-    name: &'static str,
-    find: fn(&Seen) -> Vec<Place>,
-    remedy: &'static str,
-    command: &'static str,
-}
-
-/// A place for the whole machine, if there is something to say.
-fn here(what: Option<String>) -> Vec<Place> {
-    what.into_iter().map(|what| Place { name: String::new(), what }).collect()
-}
-
-/// A place where `needed` is too much, if there is something to say.
-fn short_of(needed: impl ToString, what: Option<String>) -> Vec<Place> {
-    what.into_iter().map(|what| Place { name: needed.to_string(), what }).collect()
-}
-
-/// The places among some names of which there is something to say.
-fn among(names: Vec<String>, what: impl Fn(&str) -> Option<String>) -> Vec<Place> {
-    let place = |name: String| what(&name).map(|what| Place { name, what });
-    names.into_iter().filter_map(place).collect()
 }
 
 /// What hurts on this machine.

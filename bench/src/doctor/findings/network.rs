@@ -1,7 +1,7 @@
 //! Sockets and the interfaces of the network.
 
+use super::check::{Check, among, here};
 use super::root::Root;
-use super::{Check, among, here};
 
 const IPV4: &str = "/proc/sys/net/ipv4";
 
