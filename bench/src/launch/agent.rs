@@ -7,7 +7,6 @@ use std::io::{self, BufRead, BufReader, Read};
 use std::net::IpAddr;
 use std::process::{Child, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -18,11 +17,11 @@ use caravan_van::Secret;
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
+use super::command::{child_variables, program};
 use super::descendants;
 use super::hosts::Through;
 use super::protocol::{End, Hello, Node, Order, Said, VERSION, hear, say};
-use super::{child_variables, on_signals, program};
-use crate::cli::ending::NO_THREAD;
+use super::threads::{on_signals, spawn};
 
 /// How long processes have to end by themselves before they are killed.
 const END_WITHIN: Duration = Duration::from_secs(2);
@@ -270,10 +269,6 @@ pub(super) fn each_line(output: impl Read, mut take: impl FnMut(String) -> bool)
         line.clear();
     }
     Ok(())
-}
-
-pub(super) fn spawn(run: impl FnOnce() + Send + 'static) -> Result<()> {
-    thread::Builder::new().spawn(run).map(drop).context(NO_THREAD)
 }
 
 /// `host:port` of an address.

@@ -12,12 +12,13 @@ use rustix::process::{Signal, kill_process_group};
 
 use super::addresses::{Addresses, addresses, free_port};
 use super::agent::{at_port, on_exit, pid};
+use super::command::{child_variables, program};
 use super::descendants;
 use super::hosts::{Host, deal};
 use super::plan::Plan;
 use super::protocol::{End, Node, Order, Said, VERSION, say};
 use super::remote::{Agent, Event, ended_by};
-use super::{child_variables, on_signals, program};
+use super::threads::on_signals;
 use crate::cli::ending::{Failed, Usage};
 use crate::report;
 

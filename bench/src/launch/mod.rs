@@ -13,6 +13,7 @@
 
 mod addresses;
 pub(crate) mod agent;
+mod command;
 mod descendants;
 mod environment;
 pub(crate) mod hosts;
@@ -20,16 +21,15 @@ mod job;
 mod plan;
 mod protocol;
 mod remote;
+mod threads;
 
 use std::os::unix::process::CommandExt;
-use std::process::Command as Program;
 
 use anyhow::{Context, Result};
 use caravan_kv::node::own_address_towards;
 use caravan_kv::{ClusterConfig, JobRole, NodeConfig};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use signal_hook::iterator::Signals;
 
+use self::command::{THIS_PROGRAM, child_variables, program};
 use self::environment::{Assignment, Environment, Slot};
 use self::hosts::{Host, Through, expand_slurm, read_file};
 use self::plan::Plan;
@@ -65,7 +65,7 @@ pub(crate) fn instead(cli: &Cli) -> Result<Option<()>> {
         None if names_hosts => {
             let arguments = std::env::args().skip(1);
             let command = [THIS_PROGRAM.to_owned()].into_iter().chain(arguments);
-            let mut plan = plan(common, command.collect())?;
+            let mut plan = plan_of(common, command.collect())?;
             if matches!(cli.command, Command::Bench(BenchCommand::Fabric(_))) {
                 one_each(&mut plan);
             }
@@ -94,20 +94,6 @@ fn one_each(plan: &mut Plan) {
     plan.hosts.iter_mut().for_each(|host| host.slots = 1);
     plan.config.servers = plan.hosts.len();
     plan.config.workers = plan.hosts.len();
-}
-
-/// The word for this program, wherever it is installed, in the command of a job.
-const THIS_PROGRAM: &str = "caravan";
-
-/// The program of a job as a process that is to be started.
-fn program(command: &[String]) -> Result<Program> {
-    let (program, arguments) = command.split_first().context("there is no program")?;
-    let mut program = match program.as_str() {
-        THIS_PROGRAM => Program::new(std::env::current_exe().context("cannot find this program")?),
-        other => Program::new(other),
-    };
-    program.args(arguments);
-    Ok(program)
 }
 
 /// Whether a command measures against a floor.
@@ -146,12 +132,12 @@ pub(crate) fn run(common: &Common, args: &LaunchArgs) -> Result<()> {
     let place = if names_hosts { None } else { Assignment::find(&here).map_err(Usage)? };
     match place {
         Some(place) => become_role(common, &place, &args.command),
-        None => job::run(&plan(common, args.command.clone())?),
+        None => job::run(&plan_of(common, args.command.clone())?),
     }
 }
 
 /// Where the processes of a job are started, from flags or from the allocation of Slurm.
-fn plan(common: &Common, command: Vec<String>) -> Result<Plan> {
+fn plan_of(common: &Common, command: Vec<String>) -> Result<Plan> {
     let ssh = common.ssh.split_whitespace().map(str::to_owned).collect();
     let mut plan = Plan {
         config: cluster::config(common)?,
@@ -206,25 +192,4 @@ fn become_role(common: &Common, place: &Assignment, command: &[String]) -> Resul
         .envs(child_variables(&config))
         .exec();
     Err(error).with_context(|| format!("cannot start {}", command[0]))
-}
-
-/// The variables of programs that are written for ps-lite, with the same values.
-fn child_variables(config: &ClusterConfig) -> Vec<(&'static str, String)> {
-    let (root, port) = config.node.scheduler.rsplit_once(':').unwrap_or_default();
-    let role = config.node.role.map_or("", JobRole::name);
-    vec![
-        ("DMLC_ROLE", role.to_owned()),
-        ("DMLC_NUM_WORKER", config.workers.to_string()),
-        ("DMLC_NUM_SERVER", config.servers.to_string()),
-        ("DMLC_PS_ROOT_URI", root.to_owned()),
-        ("DMLC_PS_ROOT_PORT", port.to_owned()),
-        ("DMLC_NODE_HOST", config.node.host.clone()),
-    ]
-}
-
-/// Calls `heard` with the number of each signal that asks this program to end.
-fn on_signals(heard: impl Fn(i32) + Send + 'static) -> Result<()> {
-    let signals = Signals::new([SIGINT, SIGTERM, SIGHUP]);
-    let mut signals = signals.context("cannot watch for signals")?;
-    agent::spawn(move || signals.forever().for_each(heard))
 }

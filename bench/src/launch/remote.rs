@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use caravan_kv::how_ended;
 
-use super::agent::{each_line, spawn};
+use super::agent::each_line;
 use super::hosts::{Host, Through};
 use super::plan::Plan;
 use super::protocol::{Hello, Node, Said, hear, hear_after};
+use super::threads::spawn;
 use crate::cli::values::name;
 
 /// Longest wait for what a remote shell that has ended says of it.
