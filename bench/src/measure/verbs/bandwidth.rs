@@ -11,9 +11,9 @@ use anyhow::{Context, Result, ensure};
 use caravan_van::Buffer;
 use serde::Serialize;
 
+use super::how::{How, padded, yes};
 use super::kinds::Op;
 use super::side::{Side, Test, pattern};
-use super::{How, padded, yes};
 use crate::cli::values::size;
 use crate::floor::link::Arrival;
 use crate::measure::figures::{four, micro, milli, nano};

@@ -13,9 +13,9 @@ use caravan_van::Buffer;
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
+use super::how::{How, padded, yes};
 use super::kinds::Op;
 use super::side::{SENDS, Side, pattern};
-use super::{How, padded, yes};
 use crate::cli::values::size;
 use crate::floor::link::Arrival;
 use crate::measure::figures::{milli, record};

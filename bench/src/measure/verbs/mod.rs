@@ -5,6 +5,7 @@
 //! connection of its own: its private data describe the test, and hanging up ends it.
 
 mod bandwidth;
+mod how;
 pub(crate) mod kinds;
 mod latency;
 mod side;
@@ -13,11 +14,10 @@ use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 
 use anyhow::{Context, Result, bail, ensure};
 use caravan_van::Wait;
-use serde::Serialize;
 
 use self::kinds::{Measure, Op};
 use self::side::{Side, Test};
-use crate::cli::values::{self, name, size};
+use crate::cli::values::size;
 use crate::cli::{Common, VerbsArgs};
 use crate::cluster;
 use crate::doctor::machine::Machine;
@@ -27,47 +27,8 @@ use crate::floor::place;
 use crate::floor::process::{Answerer, Process, say_address};
 use crate::report::say;
 
-fn yes(it_is: bool) -> String {
-    if it_is { "yes" } else { "no" }.to_owned()
-}
-
-fn padded(op: &Op) -> String {
-    format!("{:<10}", name(op))
-}
-
 /// The default port of `--listen`.
 const PORT: u16 = 18_600;
-
-/// How a row was measured. It has to be the same on both sides of a comparison.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub(crate) struct How {
-    /// Messages posted at one doorbell.
-    pub(crate) list: usize,
-    /// Whether messages of this length went inside the work request.
-    pub(crate) inline: bool,
-    /// Messages for one completion.
-    pub(crate) signal_every: usize,
-    pub(crate) mtu: usize,
-    pub(crate) wait: String,
-}
-
-impl How {
-    /// The part that is the same in all rows of a run, for a heading.
-    fn text(&self) -> String {
-        format!("MTU {}, wait {}", self.mtu, self.wait)
-    }
-
-    fn of(side: &mut Side, list: usize, signal_every: usize) -> Result<Self> {
-        let Side { test, link, .. } = side;
-        Ok(How {
-            list,
-            inline: test.op != Op::Read && test.bytes <= link.queue().inline_bytes(),
-            signal_every,
-            mtu: link.device().capabilities()?.mtu_bytes,
-            wait: values::wait(link.wait_policy()).to_owned(),
-        })
-    }
-}
 
 /// Runs `caravan bench verbs`.
 pub(crate) fn run(common: &Common, args: &VerbsArgs) -> Result<()> {
