@@ -15,7 +15,7 @@ use caravan_learn::sgd::Loss;
 use super::plot::{self, Curve, Point};
 use super::predict::read;
 use super::rows::{self, Outcome};
-use super::run::{Rows, finish, spare};
+use super::training::{Rows, finish, spare};
 use crate::cli::ending::Usage;
 use crate::cli::interrupt::Interrupt;
 use crate::cli::{BlockOrder, Common, Dbpg};

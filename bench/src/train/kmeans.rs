@@ -10,7 +10,7 @@ use caravan_learn::replace_file::replace;
 use caravan_learn::trainer::check_room;
 use serde::Serialize;
 
-use super::run::{Run, spare};
+use super::training::{Run, spare};
 use crate::cli::ending::Usage;
 use crate::cli::{Common, Kmeans};
 use crate::cluster;

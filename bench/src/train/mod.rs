@@ -6,8 +6,8 @@ mod kmeans;
 mod plot;
 pub(crate) mod predict;
 mod rows;
-mod run;
 mod steps;
+mod training;
 
 use std::path::PathBuf;
 

@@ -13,7 +13,7 @@ use serde_json::json;
 
 use super::predict::read;
 use super::rows::{Quality, finite};
-use super::run::{Run, spare};
+use super::training::{Run, spare};
 use crate::cli::ending::Usage;
 use crate::cli::{Common, Factored, Lda, LinReg, Sgd, Steps};
 use crate::cluster;

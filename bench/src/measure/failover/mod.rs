@@ -82,7 +82,7 @@ pub(crate) fn run(common: &Common, args: &FailoverArgs) -> Result<()> {
     };
     for number in 0..count {
         report.doing(format!("failover {}", name(&args.fall)));
-        let fallen = fall(&config, common, args.fall, number as usize)?;
+        let fallen = measure_fall(&config, common, args.fall, number as usize)?;
         record(&mut gaps, fallen.gap);
         row.others_max_ms = row.others_max_ms.max(milli(fallen.others.as_secs_f64() * 1e3));
         row.wrong += fallen.wrong;
@@ -104,7 +104,12 @@ struct Fallen {
 }
 
 /// Lets the server of this number fall, of which there are fewer.
-fn fall(config: &ClusterConfig, common: &Common, fall: Fall, number: usize) -> Result<Fallen> {
+fn measure_fall(
+    config: &ClusterConfig,
+    common: &Common,
+    fall: Fall,
+    number: usize,
+) -> Result<Fallen> {
     let mut cluster = cluster::launch(config, common)?;
     let server = number % config.servers;
     let keys = keys_by_worker(&mut cluster.client()?, config.threads, server)?;
