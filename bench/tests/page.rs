@@ -61,7 +61,7 @@ fn a_browser_shows_every_row_and_every_curve() {
     let page = text(&shown.stdout);
     // Three of latency, one of each other kind, for push and for pull; under load only pulls.
     assert_eq!(page.matches("<svg").count(), 2 * (1 + 1 + 1 + 3) + 1, "{page}");
-    assert!(page.matches("<path").count() >= 2 * 12, "{page}");
+    assert!(page.matches("<polyline").count() >= 2 * 12, "{page}");
     for van in ["tcp", "uring"] {
         for row in std::fs::read_to_string(file(van)).unwrap().lines() {
             let row: serde_json::Value = serde_json::from_str(row).unwrap();

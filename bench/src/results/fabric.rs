@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use super::Results;
-use super::chart::escaped;
+
+use crate::plot::text::escaped;
 use crate::report::{Fields, figure};
 
 /// A matrix for each figure of each file that has links.

@@ -3,15 +3,14 @@
 use std::collections::BTreeMap;
 
 use super::Results;
-use super::chart::{Chart, Line, Point, plain};
+use super::chart::{Chart, charts};
 use crate::cli::values::size;
+use crate::plot::axis::Span;
+use crate::plot::diagram::{Diagram, Dimension, Line, Mark};
 use crate::report::{Fields, figure};
 
 /// The curves of a chart, with the fields they are from.
 const QUANTILES: [(&str, &str); 3] = [("p50", "p50_us"), ("p99", "p99_us"), ("p99.9", "p999_us")];
-
-/// Most names on the axis of rates.
-const TICKS_MAX: f64 = 6.0;
 
 /// A chart for each kind of request.
 pub(super) fn curves(files: &[Results]) -> String {
@@ -31,13 +30,14 @@ pub(super) fn curves(files: &[Results]) -> String {
                         1 => format!("{van}, {quantile}"),
                         _ => format!("{van}, {quantile}, {}", file.name),
                     };
-                    let points = points(&rows, quantile, field);
-                    lines.push(Line { name, colour: lines.len(), is_floor: false, points });
+                    let marks = marks(&rows, quantile, field);
+                    let colour = lines.len();
+                    lines.push(Line { name, colour, class: "measured", is_dashed: false, marks });
                 }
             }
         }
     }
-    super::chart::charts(by_title.into_iter().map(|(title, lines)| chart(title, lines)))
+    charts(by_title.into_iter().map(|(title, lines)| chart(title, lines)))
 }
 
 /// What a chart is about: all that is alike in its rows but the van.
@@ -58,51 +58,21 @@ fn title(row: &Fields) -> String {
 }
 
 /// One curve, in order of the rates that were reached.
-fn points(rows: &[&Fields], quantile: &str, field: &str) -> Vec<Point> {
-    let point = |row: &&Fields| {
+fn marks(rows: &[&Fields], quantile: &str, field: &str) -> Vec<Mark> {
+    let mark = |row: &&Fields| {
         let x = row.number("per_s").filter(|rate| *rate >= 0.0)?;
         let y = row.number(field)?;
         let note = format!("{} a second: {quantile} {} µs", figure(&x), figure(&y));
-        Some(Point { x, y, note })
+        Some(Mark { x, y, note })
     };
-    let mut points: Vec<Point> = rows.iter().filter_map(point).collect();
-    points.sort_by(|a, b| a.x.total_cmp(&b.x));
-    points
+    let mut marks: Vec<Mark> = rows.iter().filter_map(mark).collect();
+    marks.sort_by(|a, b| a.x.total_cmp(&b.x));
+    marks
 }
 
 fn chart(title: String, mut lines: Vec<Line>) -> Chart {
-    lines.retain(|line| !line.points.is_empty());
-    let rates = lines.iter().flat_map(|line| &line.points).map(|point| point.x);
-    let most = rates.fold(0.0, f64::max);
-    let x_ticks = ticks(most).into_iter().map(|rate| (rate, plain(rate))).collect();
-    let y_name = "µs".to_owned();
-    Chart { title, x_name: "requests a second", y_name, x_ticks, lines, marks: true }
-}
-
-/// Round numbers from 0 to about `most`.
-fn ticks(most: f64) -> Vec<f64> {
-    if !(most > 0.0 && most.is_finite()) {
-        return vec![0.0];
-    }
-    let power = 10_f64.powf((most / TICKS_MAX).log10().floor());
-    let steps = [1.0, 2.0, 5.0, 10.0].map(|step| step * power);
-    let step = steps.into_iter().find(|step| most / step <= TICKS_MAX).unwrap_or(most);
-    (0..=(most / step) as u32).map(|at| f64::from(at) * step).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ticks_are_round_and_few() {
-        for (most, expected) in [
-            (285_000.0, &[0.0, 50e3, 100e3, 150e3, 200e3, 250e3][..]),
-            (1000.0, &[0.0, 200.0, 400.0, 600.0, 800.0, 1000.0]),
-            (0.0, &[0.0]),
-            (f64::INFINITY, &[0.0]),
-        ] {
-            assert_eq!(ticks(most), expected, "{most}");
-        }
-    }
+    lines.retain(|line| !line.marks.is_empty());
+    let x = Dimension::new("requests a second", Span::FromZero);
+    let y = Dimension::new("µs", Span::Logarithmic);
+    Chart { title, diagram: Diagram { x, y, lines, has_marks: true } }
 }

@@ -8,12 +8,15 @@ use anyhow::Result;
 use caravan_learn::replace_file::replace;
 use serde_json::Value;
 
-use super::chart::{COLOURS, Chart, Line, Point, charts, escaped};
+use super::chart::{Chart, charts};
 use super::compare::{Comparison, Verdict};
 use super::{Bench, Results, Subject, fabric, load};
 use crate::cli::ReportArgs;
 use crate::cli::values::size;
 use crate::measure::figures::{decoded, quantile_us};
+use crate::plot::axis::Span;
+use crate::plot::diagram::{COLOURS, Diagram, Dimension, Line, Mark};
+use crate::plot::text::escaped;
 use crate::report::{Fields, figure, say};
 
 /// Runs `caravan report`.
@@ -159,17 +162,15 @@ fn curve(files: &[Results], about: &Subject, of_files: &[Vec<super::Measured>]) 
             let points = by_size.iter().filter_map(|(bytes, runs)| {
                 point(bench, *bytes, runs.iter().map(|run| Some(run.value)))
             });
-            let points = points.collect();
-            lines.push(Line { name: name.clone(), colour, is_floor: false, points });
+            lines.push(line(name.clone(), colour, false, points.collect()));
             let points = by_size
                 .iter()
                 .filter_map(|(bytes, runs)| point(bench, *bytes, runs.iter().map(|run| run.floor)));
-            let (name, points) = (format!("{name}: floor"), points.collect());
-            lines.push(Line { name, colour, is_floor: true, points });
+            lines.push(line(format!("{name}: floor"), colour, true, points.collect()));
         }
     }
-    lines.retain(|line| !line.points.is_empty());
-    let x_ticks = sizes.iter().map(|bytes| (place(*bytes), size(bytes))).collect();
+    lines.retain(|line| !line.marks.is_empty());
+    let sizes = sizes.iter().map(|bytes| (place(*bytes), size(bytes))).collect();
     let mut title = about.op.clone();
     for (count, what) in
         [(about.keys, "keys"), (about.window, "in flight"), (about.workers, "workers")]
@@ -178,8 +179,15 @@ fn curve(files: &[Results], about: &Subject, of_files: &[Vec<super::Measured>]) 
             let _ = write!(title, ", {count} {what}");
         }
     }
-    let y_name = bench.unit().to_owned();
-    Chart { title, x_name: "size of a request", y_name, x_ticks, lines, marks: true }
+    let x = Dimension::new("size of a request", Span::Named(sizes));
+    let y = Dimension::new(bench.unit(), Span::Logarithmic);
+    Chart { title, diagram: Diagram { x, y, lines, has_marks: true } }
+}
+
+/// A line of what was measured, or of its floor, which is dashed.
+fn line(name: String, colour: usize, is_floor: bool, marks: Vec<Mark>) -> Line {
+    let class = if is_floor { "floor" } else { "measured" };
+    Line { name, colour, class, is_dashed: is_floor, marks }
 }
 
 /// Where a size stands on its axis.
@@ -188,12 +196,12 @@ fn place(bytes: usize) -> f64 {
 }
 
 /// The median of several runs at one size.
-fn point(bench: Bench, bytes: usize, values: impl Iterator<Item = Option<f64>>) -> Option<Point> {
+fn point(bench: Bench, bytes: usize, values: impl Iterator<Item = Option<f64>>) -> Option<Mark> {
     let mut values: Vec<f64> = values.flatten().collect();
     values.sort_by(f64::total_cmp);
     let y = *values.get(values.len() / 2)?;
     let note = format!("{}: {} {}", size(&bytes), figure(&y), bench.unit());
-    Some(Point { x: place(bytes), y, note })
+    Some(Mark { x: place(bytes), y, note })
 }
 
 /// A chart for each op and size: the time that each share of requests has stayed below. Histograms
@@ -220,34 +228,33 @@ fn distributions(files: &[Results]) -> String {
                     if files.len() > 1 { format!(", {}", file.name) } else { String::new() };
                 let of_floor = if *is_floor { ": floor" } else { "" };
                 let (name, colour) = (format!("{van}{of_file}{of_floor}"), lines.len() / 2);
-                let points = distribution(histograms);
-                lines.push(Line { name, colour, is_floor: *is_floor, points });
+                lines.push(line(name, colour, *is_floor, distribution(histograms)));
             }
         }
-        lines.retain(|line| !line.points.is_empty());
+        lines.retain(|line| !line.marks.is_empty());
         let ticks = ["0", "90 %", "99 %", "99.9 %", "99.99 %", "99.999 %"];
-        let x_ticks = ticks.iter().enumerate().map(|(at, name)| (at as f64, (*name).to_owned()));
+        let shares = ticks.iter().enumerate().map(|(at, name)| (at as f64, (*name).to_owned()));
         let title = format!("{}, {}", about.op, size(&about.bytes));
-        let x_name = "share of requests";
-        let longest = lines.iter().flat_map(|line| &line.points).map(|point| point.x);
+        let longest = lines.iter().flat_map(|line| &line.marks).map(|mark| mark.x);
         let longest = longest.fold(0.0, f64::max);
-        let x_ticks = x_ticks.filter(|(at, _)| *at <= longest + 0.5).collect();
-        Chart { title, x_name, y_name: "µs".to_owned(), x_ticks, lines, marks: false }
+        let shares = shares.filter(|(at, _)| *at <= longest + 0.5).collect();
+        let x = Dimension::new("share of requests", Span::Named(shares));
+        let y = Dimension::new("µs", Span::Logarithmic);
+        Chart { title, diagram: Diagram { x, y, lines, has_marks: false } }
     }))
 }
 
 /// The curve of all requests of some histograms; no points if none can be read. A histogram takes
 /// far more memory than its text, so only their sum stays.
-fn distribution(histograms: &[&str]) -> Vec<Point> {
+fn distribution(histograms: &[&str]) -> Vec<Mark> {
     let read = histograms.iter().filter_map(|text| decoded(text).ok());
     let Some(histogram) = read.reduce(|all, one| all + one) else { return Vec::new() };
-    let points = NINES.iter().map(|nines| {
-        let y = quantile_us(&histogram, 1.0 - 10_f64.powf(-nines));
-        Point { x: *nines, y, note: String::new() }
-    });
+    let marks = NINES
+        .iter()
+        .map(|nines| Mark::new(*nines, quantile_us(&histogram, 1.0 - 10_f64.powf(-nines))));
     // Shares that fewer requests than one make up say nothing.
     let most = (histogram.len() as f64).log10();
-    points.filter(|point| point.x <= most).collect()
+    marks.filter(|mark| mark.x <= most).collect()
 }
 
 /// Shares of requests, as the number of nines: 1 is 90 %.
@@ -352,13 +359,14 @@ figure { margin: 0 } figcaption { font-weight: 600; margin-bottom: 4px }
 svg { width: 100%; height: auto; display: block }
 svg text { fill: var(--faint); font-size: 11px }
 .grid { stroke: var(--line) }
-path { fill: none; stroke-width: 2 } path.floor { stroke-dasharray: 5 4; stroke-width: 1.5 }
+polyline { fill: none; stroke-width: 2 }
+polyline.dashed { stroke-dasharray: 5 4; stroke-width: 1.5 }
 circle { fill: var(--card); stroke-width: 2 }
 .legend { list-style: none; margin: 4px 0 0; padding: 0; display: flex; flex-wrap: wrap;
   gap: 2px 16px; font-size: 13px }
 .legend i { display: inline-block; width: 18px; margin-right: 6px; vertical-align: middle;
   border-top: 3px solid currentColor }
-.legend i.floor { border-top-style: dashed; border-top-width: 2px }
+.legend i.dashed { border-top-style: dashed; border-top-width: 2px }
 .table { overflow-x: auto }
 table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums }
 th, td { text-align: left; padding: 3px 14px 3px 0; border-bottom: 1px solid var(--line);
@@ -406,7 +414,7 @@ mod tests {
         let document = roxmltree::Document::parse(&body).unwrap();
         let cells = document.descendants().filter(|node| node.has_tag_name("td"));
         assert!(cells.count() > 40);
-        let curves = document.descendants().filter(|node| node.has_tag_name("path"));
+        let curves = document.descendants().filter(|node| node.has_tag_name("polyline"));
         assert_eq!(curves.count(), 6 + 6, "two vans and a floor, three quantiles, twice");
     }
 

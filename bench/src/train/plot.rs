@@ -1,7 +1,9 @@
 //! Convergence as a picture (SVG): how far the objective of a run is above its lowest, and how many
 //! weights there are, against passes and against seconds.
 
-use crate::plot::{self, Diagram, Line, Place, Scale};
+use crate::plot;
+use crate::plot::axis::Span;
+use crate::plot::diagram::{Diagram, Dimension, Line, Mark};
 
 /// One run.
 #[derive(Debug, Clone, Default)]
@@ -29,10 +31,9 @@ impl Curve {
 
 /// The whole picture.
 pub(crate) fn svg(curves: &[Curve]) -> String {
-    let names: Vec<String> = curves.iter().map(|curve| curve.name.clone()).collect();
     let diagrams =
         [gaps, weights].into_iter().flat_map(|diagram| X_AXES.map(|x| diagram(x, curves)));
-    plot::svg("convergence of the training run", &names, &diagrams.collect::<Vec<_>>())
+    plot::svg("convergence of the training run", &diagrams.collect::<Vec<_>>())
 }
 
 /// A horizontal axis: its name, and where a point lies on it.
@@ -41,19 +42,20 @@ type XAxis = (&'static str, fn(&Point) -> f64);
 const X_AXES: [XAxis; 2] = [("passes", |point| point.pass), ("seconds", |point| point.seconds)];
 
 fn gaps((x, x_of): XAxis, curves: &[Curve]) -> Diagram {
-    let line = |(name, curve): (usize, &Curve)| {
+    let line = |(colour, curve): (usize, &Curve)| {
         let points = curve.points.iter().zip(curve.gaps());
-        let points = points.map(|(point, y)| Place { x: x_of(point), y });
-        Line { name, class: "gap", is_dashed: false, points: points.collect() }
+        let marks = points.map(|(point, y)| Mark::new(x_of(point), y)).collect();
+        Line { name: curve.name.clone(), colour, class: "gap", is_dashed: false, marks }
     };
     diagram(x, "objective / lowest - 1", curves.iter().enumerate().map(line).collect())
 }
 
 fn weights((x, x_of): XAxis, curves: &[Curve]) -> Diagram {
-    let lines = curves.iter().enumerate().flat_map(|(name, curve)| {
+    let lines = curves.iter().enumerate().flat_map(|(colour, curve)| {
         let line = |class, is_dashed, y_of: fn(&Point) -> f64| {
-            let points = curve.points.iter().map(|point| Place { x: x_of(point), y: y_of(point) });
-            Line { name, class, is_dashed, points: points.collect() }
+            let marks = curve.points.iter().map(|point| Mark::new(x_of(point), y_of(point)));
+            let name = curve.name.clone();
+            Line { name, colour, class, is_dashed, marks: marks.collect() }
         };
         [line("nnz", false, |point| point.nnz), line("active", true, |point| point.active)]
     });
@@ -61,7 +63,8 @@ fn weights((x, x_of): XAxis, curves: &[Curve]) -> Diagram {
 }
 
 fn diagram(x: &'static str, y: &'static str, lines: Vec<Line>) -> Diagram {
-    Diagram { x: Scale { name: x, is_log: false }, y: Scale { name: y, is_log: true }, lines }
+    let x = Dimension::new(x, Span::FromZero);
+    Diagram { x, y: Dimension::new(y, Span::Logarithmic), lines, has_marks: false }
 }
 
 #[cfg(test)]
@@ -83,7 +86,11 @@ mod tests {
 
     /// Points of all lines of a class, in order.
     fn lines(document: &roxmltree::Document<'_>, class: &str) -> Vec<Vec<(f64, f64)>> {
-        let lines = document.descendants().filter(|node| node.attribute("class") == Some(class));
+        let is_line = |node: &roxmltree::Node<'_, '_>| {
+            let classes = node.attribute("class").unwrap_or_default();
+            classes.split(' ').next() == Some(class)
+        };
+        let lines = document.descendants().filter(is_line);
         let points = |node: roxmltree::Node<'_, '_>| {
             let pairs = node.attribute("points").unwrap().split_whitespace();
             let pair = |pair: &str| {

@@ -392,7 +392,9 @@ mod tests {
         let rows = rows("--servers 1 --iterations 2 --nodes 2,3 --set-up workers");
         let picture = rows::svg(&rows);
         let document = roxmltree::Document::parse(&picture).unwrap();
-        let lines = document.descendants().filter(|it| it.attribute("class") == Some("workers"));
+        let lines = document.descendants().filter(|node| {
+            node.attribute("class").is_some_and(|classes| classes.starts_with("workers "))
+        });
         assert_eq!(lines.count(), 2 * 4, "{picture}");
     }
 }

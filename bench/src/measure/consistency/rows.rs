@@ -4,7 +4,9 @@ use clap::ValueEnum;
 use serde::Serialize;
 
 use crate::measure::figures::{four, three};
-use crate::plot::{self, Diagram, Line, Place, Scale};
+use crate::plot;
+use crate::plot::axis::Span;
+use crate::plot::diagram::{Diagram, Dimension, Line, Mark};
 use crate::report::row;
 
 /// What a set of rows varies.
@@ -139,27 +141,28 @@ pub(super) fn svg(rows: &[Consistency]) -> String {
         if own.is_empty() {
             continue;
         }
-        let x = Scale { name: set_up, is_log: set_up != "workers" };
-        diagrams.push(diagram(x, "seconds", &names, &own, |row| row.seconds));
-        diagrams.push(diagram(x, "% under BSP", &names, &own, |row| row.under_bsp_percent));
+        diagrams.push(diagram(set_up, "seconds", &names, &own, |row| row.seconds));
+        diagrams.push(diagram(set_up, "% under BSP", &names, &own, |row| row.under_bsp_percent));
     }
-    plot::svg("consistency models among stragglers", &names, &diagrams)
+    plot::svg("consistency models among stragglers", &diagrams)
 }
 
 fn diagram(
-    x: Scale,
+    set_up: &'static str,
     y: &'static str,
     names: &[String],
     rows: &[&Consistency],
     y_of: fn(&Consistency) -> f64,
 ) -> Diagram {
-    let line = |(name, text): (usize, &String)| {
-        let own = rows.iter().filter(|row| line_name(row) == *text);
-        let points = own.map(|row| Place { x: x_of(row), y: y_of(row) }).collect();
-        Line { name, class: x.name, is_dashed: false, points }
+    let line = |(colour, name): (usize, &String)| {
+        let own = rows.iter().filter(|row| line_name(row) == *name);
+        let marks = own.map(|row| Mark::new(x_of(row), y_of(row))).collect();
+        Line { name: name.clone(), colour, class: set_up, is_dashed: false, marks }
     };
-    let lines = names.iter().enumerate().map(line).filter(|line| !line.points.is_empty());
-    Diagram { x, y: Scale { name: y, is_log: false }, lines: lines.collect() }
+    let lines = names.iter().enumerate().map(line).filter(|line| !line.marks.is_empty());
+    let span = if set_up == "workers" { Span::FromZero } else { Span::Logarithmic };
+    let (x, y) = (Dimension::new(set_up, span), Dimension::new(y, Span::FromZero));
+    Diagram { x, y, lines: lines.collect(), has_marks: false }
 }
 
 fn line_name(row: &Consistency) -> String {
