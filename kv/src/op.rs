@@ -1,7 +1,5 @@
 //! The operation that a request asks for: the `op` byte of its header.
 
-use crate::filter::FILTERED;
-
 /// Who asks a server thread for an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Asker {
@@ -122,6 +120,9 @@ operations! {
     /// ([`Served`](crate::server::Served)), by number, as JSON.
     Served = 32 by Client,
 }
+
+/// Bit of the operation: the values are a block.
+pub(crate) const FILTERED: u8 = 0x80;
 
 /// Bit of the operation of a push that ends its worker's iteration: the worker has finished all
 /// iterations up to the header's clock.

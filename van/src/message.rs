@@ -33,7 +33,7 @@ pub struct Message {
     /// The image, which begins with the header; present while records are left.
     image: Option<Shared>,
     /// The values, if they are not in the image. Such a message has one record.
-    apart: Option<Shared>,
+    pub(crate) apart: Option<Shared>,
     /// Offset of the next record's timestamp.
     timestamp_at: usize,
     /// Offset of the next record's keys. Its offer, if any, ends here.
@@ -54,7 +54,7 @@ pub struct Message {
     kind: Kind,
     flags: u8,
     /// Whether the values lie in memory of their sender.
-    is_lent: bool,
+    pub(crate) is_lent: bool,
 }
 
 impl Message {
@@ -83,7 +83,7 @@ impl Message {
     /// [`crate::Error::Decode`] if it is not exactly an image of [`crate::encode`];
     /// [`crate::Error::OutOfMemory`] if `pool` has no room for decoded sections.
     pub fn decode(image: Buffer, pool: &Pool) -> Result<Message> {
-        crate::wire::decode(image, false, pool)?.whole()
+        whole(crate::wire::decode(image, false, pool)?)
     }
 
     /// Decodes a message whose values precede it, as in a landing.
@@ -91,7 +91,7 @@ impl Message {
     /// # Errors
     /// As [`Message::decode`].
     pub fn decode_landed(landed: Buffer, pool: &Pool) -> Result<Message> {
-        crate::wire::decode_landed(landed, false, pool)?.whole()
+        whole(crate::wire::decode_landed(landed, false, pool)?)
     }
 
     /// A message of the layout `layout`, none of whose records is open yet. The values are `apart`
@@ -124,7 +124,7 @@ impl Message {
             is_lent: false,
         };
         if message.flags & flags::CODED != 0 {
-            message.check_padding(message.keys_at)?;
+            check_record_padding(&message, message.keys_at)?;
             crate::wire::expand(&mut message, layout, pool)?;
         }
         Ok(message)
@@ -137,12 +137,6 @@ impl Message {
         self.keys_at = layout.keys_at;
         self.count = layout.count;
         self.image = Some(image);
-    }
-
-    /// Checks and opens all records.
-    fn whole(mut self) -> Result<Message> {
-        self.open(usize::MAX)?;
-        Ok(self)
     }
 
     /// Checks and opens up to `count_max` records, and returns their number. Those opened before
@@ -178,24 +172,10 @@ impl Message {
                 check_lengths(self.length_bytes, self.key_bytes / KEY)?;
             }
             if is_padded {
-                self.check_padding(at)?;
+                check_record_padding(self, at)?;
             }
         }
         Ok(())
-    }
-
-    /// Checks that zeros follow the keys, lengths and values of the record whose keys lie at `at`.
-    fn check_padding(&self, at: usize) -> Result<(), DecodeError> {
-        let image = self.image();
-        let lengths_at = at + self.key_bytes.next_multiple_of(8);
-        check_padding(image, at + self.key_bytes..lengths_at)?;
-        if self.apart.is_some() {
-            return Ok(());
-        }
-        let values_at = at + self.values_from;
-        check_padding(image, lengths_at + self.length_bytes..values_at)?;
-        let end = values_at + self.value_bytes;
-        check_padding(image, end..end.next_multiple_of(8).min(image.len()))
     }
 
     /// Replaces coded sections by decoded ones: `image` holds the keys at the same offset and the
@@ -212,16 +192,6 @@ impl Message {
         self.length_bytes = length_bytes;
         self.apart = values.or_else(|| self.apart.take());
         self.value_bytes = self.apart.as_ref().map_or(0, |values| values.len());
-    }
-
-    /// Whether the values are not in the image.
-    pub(crate) fn is_apart(&self) -> bool {
-        self.apart.is_some()
-    }
-
-    /// Marks the values, which are apart, as memory of their sender.
-    pub(crate) fn lend(&mut self) {
-        self.is_lent = true;
     }
 
     /// Whether no open record is left.
@@ -275,12 +245,6 @@ impl Message {
         let message = Message { image, apart, count: 1, open: 1, ..*self };
         self.advance();
         Some(message)
-    }
-
-    /// Keeps the next `count` records at most.
-    pub fn truncate(&mut self, count: usize) {
-        self.open = self.open.min(count);
-        self.count = self.open;
     }
 
     /// Passes `count` records, or all that are left.
@@ -383,22 +347,6 @@ impl Message {
         }
     }
 
-    /// The next records but the first, as they lie in a batch of requests with these many value bytes
-    /// each: the timestamp, the key and the values of each. `None` if they do not lie so.
-    pub(crate) fn records(&self, value_bytes: usize) -> Option<(&[u8], usize)> {
-        let is_run = self.stride > 0
-            && self.kind == Kind::Request
-            && (self.lead, self.key_bytes) == (size_of::<u64>(), KEY)
-            && self.value_bytes == value_bytes
-            && self.open > 1;
-        if !is_run {
-            return None;
-        }
-        let from = self.keys_at + self.stride - self.lead;
-        let bytes = &self.image()[from..][..(self.open - 1) * self.stride];
-        Some((bytes, self.stride))
-    }
-
     /// Values of the next record, which share the memory of the message.
     pub fn share_values(&self) -> Shared {
         match &self.apart {
@@ -443,25 +391,14 @@ impl Message {
         if self.flags & flags::SIGNATURE == 0 {
             return None;
         }
-        let origin = if self.is_forwarded() { Origin::BYTES } else { 0 };
+        let origin = if self.flags & flags::ORIGIN == 0 { 0 } else { Origin::BYTES };
         Some(number(&self.image()[size_of::<Header>() + origin..]))
     }
 
-    /// Whether its sender forwards requests of another node.
-    #[inline]
-    pub fn is_forwarded(&self) -> bool {
-        self.flags & flags::ORIGIN != 0
-    }
-
-    /// Whether it names no list of keys, and comes from the node that has made it.
-    #[inline(always)]
-    pub fn is_direct(&self) -> bool {
-        self.flags & (flags::SIGNATURE | flags::ORIGIN) == 0
-    }
-
     /// The node that has made the requests, if their sender forwards them.
+    #[inline]
     pub fn origin(&self) -> Option<Origin> {
-        if !self.is_forwarded() {
+        if self.flags & flags::ORIGIN == 0 {
             return None;
         }
         Origin::read(&self.image()[size_of::<Header>()..])
@@ -546,6 +483,43 @@ impl Message {
         drop(image); // which may hold the same memory
         values.reclaim().unwrap_or_else(|values| Buffer::adopt(values.to_vec()))
     }
+}
+
+/// Checks and opens all records of a message.
+fn whole(mut message: Message) -> Result<Message> {
+    message.open(usize::MAX)?;
+    Ok(message)
+}
+
+/// The next records of a message but the first, as they lie in a batch of requests with so many value
+/// bytes each: the timestamp, the key and the values of each. With them the distance from one to the
+/// next. `None` if they do not lie so.
+pub(crate) fn records_behind(message: &Message, value_bytes: usize) -> Option<(&[u8], usize)> {
+    let is_run = message.stride > 0
+        && message.kind == Kind::Request
+        && (message.lead, message.key_bytes) == (size_of::<u64>(), KEY)
+        && message.value_bytes == value_bytes
+        && message.open > 1;
+    if !is_run {
+        return None;
+    }
+    let from = message.keys_at + message.stride - message.lead;
+    let bytes = &message.image()[from..][..(message.open - 1) * message.stride];
+    Some((bytes, message.stride))
+}
+
+/// Checks that zeros follow the keys, lengths and values of the record whose keys lie at `at`.
+fn check_record_padding(message: &Message, at: usize) -> Result<(), DecodeError> {
+    let image = message.image();
+    let lengths_at = at + message.key_bytes.next_multiple_of(8);
+    check_padding(image, at + message.key_bytes..lengths_at)?;
+    if message.apart.is_some() {
+        return Ok(());
+    }
+    let values_at = at + message.values_from;
+    check_padding(image, lengths_at + message.length_bytes..values_at)?;
+    let end = values_at + message.value_bytes;
+    check_padding(image, end..end.next_multiple_of(8).min(image.len()))
 }
 
 /// Returns the number at the start of `bytes`.

@@ -55,6 +55,7 @@ mod table;
 mod traffic;
 mod zero;
 
+pub(crate) use crate::op::FILTERED;
 pub use draws::Draws;
 pub use key_cache::{KeyCacheCounters, REMEMBERED_BYTES_MAX};
 pub(crate) use key_cache::{List, Outstanding, Remembered, Sent, Signed};
@@ -62,7 +63,6 @@ pub(crate) use own::Own;
 pub use own::{End, Filter, Named, OwnFilters};
 pub use signature::Signer;
 pub use spec::Filters;
-pub(crate) use stack::FILTERED;
 pub use table::decode_filtered;
 pub(crate) use table::{AtServer, AtWorker};
 pub use traffic::{Flow, Stage, Traffic};

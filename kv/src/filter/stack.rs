@@ -27,9 +27,6 @@ pub(super) use encode::encode;
 
 use super::traffic::{Passage, Stage};
 
-/// Bit of the operation: the values are a block.
-pub(crate) const FILTERED: u8 = 0x80;
-
 const HEAD_BYTES: usize = 12;
 
 const MASK: u8 = 1;

@@ -3,13 +3,14 @@
 use caravan_van::wire::Coding;
 use caravan_van::{Buffer, Draft, Message, Pool, Values};
 
+use super::FILTERED;
 use super::draws::Draws;
 use super::key_cache::{KEYS_MIN, Sent, Signed};
 use super::own::{self, Own, OwnFilters};
 use super::significant::Kept;
 use super::skip::Skip;
 use super::spec::Filters;
-use super::stack::{self, Block, Decoded, FILTERED, Number, Rows, encode as make_block};
+use super::stack::{self, Block, Decoded, Number, Rows, encode as make_block};
 use super::traffic::{Flows, Passage, Passed, Stage, Traffic};
 use crate::error::{Error, Result};
 use crate::table::{TableSpec, with_type};

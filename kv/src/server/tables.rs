@@ -25,7 +25,7 @@ use self::admission::Turn;
 pub(super) use self::admission::{AdmissionController, Waiting};
 pub use self::chain::ChainCounters;
 use self::chain::Chains;
-pub(super) use self::chain::RETRY;
+pub(super) use self::chain::{RETRY, serve_forwarded};
 use self::filtered::{apply, serve_filtered};
 pub(super) use self::moving::Held;
 pub(crate) use self::moving::{Destination, SentBack};
@@ -296,16 +296,15 @@ impl Tables {
         admitted: Admitted,
         op: Op,
     ) -> Result<Step, Trouble> {
-        let peer = client.peer;
-        let table = message.table();
+        let (peer, table) = (client.peer, message.table());
         let Tables { entries, moves, chains, owed, last, .. } = self;
         let entry = &mut entries[*last];
         if message.op() & FILTERED != 0 {
             check_block(op, entry)?;
         }
-        let mut common = Request::of(message, op, client.node);
         let list = list.map(|list| &**list);
-        common.rows = list.map(|list| &list.rows);
+        let rows = list.map(|list| &list.rows);
+        let common = Request { rows, ..Request::of(message, op, client.node) };
         let has_offers = message.has_offers();
         let is_own = entry.range.contains(message.range().last());
         let is_owned = !MOVES && may_adopt(message, entry);
@@ -343,9 +342,7 @@ impl Tables {
                     }
                 }
             }
-            let passes =
-                !has_filters || entry.filters.as_mut().is_none_or(|filters| filters.pass(message));
-            if !passes {
+            if has_filters && !passes(entry, message) {
                 serve_filtered(lanes, entry, peer, message, request, &mut moves.counters)?;
                 message.advance();
                 continue;
@@ -443,6 +440,11 @@ impl Tables {
             Err(trouble) => answer_trouble(lanes, ReplyTo { peer, table, timestamp }, trouble),
         }
     }
+}
+
+/// Whether a message bypasses the filters of its table.
+fn passes(entry: &mut Replica, message: &Message) -> bool {
+    entry.filters.as_mut().is_none_or(|filters| filters.pass(message))
 }
 
 /// Whether a shard may adopt the values of a push. They must be memory that the message owns: lent

@@ -12,13 +12,14 @@ use caravan_van::wire::Kind;
 use caravan_van::{Buffer, Connections, Draft, PeerId, Shared, Value, Values};
 
 use super::kept::Kept;
+use super::recovery::Recovery;
 use super::table::{FOLLOWS_WORKER, Route};
 use super::{Table, Worker};
 use crate::error::Result;
 use crate::op::Op;
 use crate::slicer;
 use crate::table::{SHARED_BYTES_MIN, ValueType};
-use crate::tracker::Timestamp;
+use crate::tracker::{Timestamp, Tracker};
 
 /// The values of a push.
 pub(super) enum Payload<'a> {
@@ -210,19 +211,24 @@ impl Worker {
         };
         match self.endpoint.lanes.post(peer, draft, &mut known.coding) {
             Ok(()) => Ok(timestamp),
-            Err(error) => Ok(self.not_posted(timestamp, error)),
+            Err(error) => Ok(not_posted(&mut self.recovery, &mut self.tracker, timestamp, error)),
         }
     }
+}
 
-    /// Ends a short request that could not be posted, unless it is kept and will be.
-    #[cold]
-    fn not_posted(&mut self, timestamp: Timestamp, error: caravan_van::Error) -> Timestamp {
-        match self.recovery.excuse(timestamp.0, error) {
-            Ok(()) => timestamp,
-            Err(error) => {
-                self.recovery.forget(timestamp.0);
-                self.tracker.fail(timestamp, error.into())
-            }
+/// Ends a short request that could not be posted, unless it is kept and will be.
+#[cold]
+fn not_posted(
+    recovery: &mut Recovery,
+    tracker: &mut Tracker,
+    timestamp: Timestamp,
+    error: caravan_van::Error,
+) -> Timestamp {
+    match recovery.excuse(timestamp.0, error) {
+        Ok(()) => timestamp,
+        Err(error) => {
+            recovery.forget(timestamp.0);
+            tracker.fail(timestamp, error.into())
         }
     }
 }

@@ -186,11 +186,6 @@ impl Connections {
         self.gauge = gauge;
     }
 
-    #[cold]
-    fn show(&self) {
-        self.gauge.show(self.counters(), self.by_van());
-    }
-
     pub(super) fn connect(&mut self, address: &str) -> Result<PeerId> {
         let peer = self.transport.connect(address)?;
         self.enter(peer).name = address.to_owned();
@@ -250,7 +245,7 @@ impl Connections {
     #[inline(always)]
     pub(super) fn settle(&mut self) {
         if self.gauge.is_asked() {
-            self.show();
+            show(self);
         }
         self.close_frames();
     }
@@ -287,4 +282,10 @@ impl Connections {
         self.has_chores = true;
         self.closed.push((peer, Error::PeerLost { peer, address, reason: reason.into() }));
     }
+}
+
+/// Shows to whoever asks what the lanes do.
+#[cold]
+fn show(lanes: &Connections) {
+    lanes.gauge.show(lanes.counters(), lanes.by_van());
 }

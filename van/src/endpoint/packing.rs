@@ -18,7 +18,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::error::Result;
 use crate::memory::{Buffer, Pool};
-use crate::message::{Draft, Message};
+use crate::message::{Draft, Message, records_behind};
 use crate::transport::FRAME_PREFIX;
 use crate::wire::{
     BatchKey, Coding, Header, Origin, close_batch, encode_into, seal, write_sections,
@@ -131,7 +131,8 @@ impl Packer {
         let key = &template.key;
         let is_alike =
             self.batch.is_some() && key.is_of_requests() && key.range() == message.range();
-        let Some((bytes, stride)) = message.records(key.value_bytes()).filter(|_| is_alike) else {
+        let Some((bytes, stride)) = records_behind(message, key.value_bytes()).filter(|_| is_alike)
+        else {
             return 0;
         };
         let at = self.end.next_multiple_of(8);

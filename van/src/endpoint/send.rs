@@ -196,7 +196,7 @@ impl Connections {
         let Connection { packer, rules, .. } = lane(&mut self.lanes, peer)?;
         let posted = post_frame(packer, rules, &mut self.counted, &mut *self.transport, peer);
         if let Err(error) = &posted {
-            self.not_sent(peer, error);
+            not_sent(self, peer, error);
         }
         posted
     }
@@ -218,17 +218,8 @@ impl Connections {
             let counted = &mut self.counted;
             let posted = post_frame(packer, rules, counted, &mut *self.transport, peer);
             if let Err(error) = posted {
-                self.not_sent(peer, &error);
+                not_sent(self, peer, &error);
             }
-        }
-    }
-
-    /// Closes a lane whose frame could not be sent, because its messages were accepted before.
-    #[cold]
-    #[inline(never)]
-    fn not_sent(&mut self, peer: PeerId, error: &Error) {
-        if !matches!(error, Error::NotConnected { .. }) {
-            self.drop_lane(peer, error); // else the transport reports it
         }
     }
 
@@ -333,6 +324,15 @@ impl Connections {
                 self.want(peer, bytes)
             }
         }
+    }
+}
+
+/// Closes a lane whose frame could not be sent, because its messages were accepted before.
+#[cold]
+#[inline(never)]
+fn not_sent(lanes: &mut Connections, peer: PeerId, error: &Error) {
+    if !matches!(error, Error::NotConnected { .. }) {
+        lanes.drop_lane(peer, error); // else the transport reports it
     }
 }
 

@@ -65,7 +65,7 @@ pub(crate) fn decode_lent(
         return Err(DecodeError::ValuesApart { have, need }.into());
     }
     let mut message = Message::new(&layout, image.share(), Some(values), pool)?;
-    message.lend();
+    message.is_lent = true;
     Ok(message)
 }
 
@@ -115,7 +115,7 @@ pub(crate) fn expand(message: &mut Message, layout: &Layout, pool: &Pool) -> Res
     }
     let lengths_at = keys_at + key_bytes.next_multiple_of(ALIGN);
     let lengths = unpack(Section::Lengths, lengths_at, length_bytes)?;
-    let values = match message.is_apart() {
+    let values = match message.apart.is_some() {
         true => None,
         false => Some(unpack(Section::Values, keys_at + values_from, value_bytes)?),
     };

@@ -50,10 +50,10 @@ use caravan_van::wire::Kind;
 use caravan_van::{Connections, Draft, Endpoint, PeerId, Pool, Shared, Values};
 use serde::{Deserialize, Serialize};
 
-use self::log::{Entry, Log, Place};
+pub(in crate::server) use self::follow::serve_forwarded;
+use self::log::{Log, LogEntry, Place, Sum};
 use self::models::{Awaiting, tells_clock};
 use self::sessions::{Applied, ClientSessions, Sender};
-use self::sums::Sum;
 use self::way::{Lane, Posted, Way};
 use super::admission::Standing;
 use super::cut::put;
@@ -99,7 +99,7 @@ pub(in crate::server) struct Chain {
     comes_from: Option<PeerId>,
     applied: ClientSessions,
     /// Where this thread stands, as of the last view that was looked at.
-    seen: Seen,
+    seen: Standpoint,
     /// The thread behind this one.
     next: Option<usize>,
     link: Link,
@@ -108,7 +108,7 @@ pub(in crate::server) struct Chain {
     /// What the next thread has not confirmed.
     log: Log,
     /// What was applied and is to go on together; nothing else is applied before it has.
-    gathered: Vec<Entry>,
+    gathered: Vec<LogEntry>,
     /// What was applied and is to go on as sums, in their order.
     sums: VecDeque<Sum>,
     /// Requests that wait for room or for the next thread.
@@ -119,7 +119,7 @@ pub(in crate::server) struct Chain {
 
 /// Where a thread stands in a chain.
 #[derive(Debug, Default, Clone, Copy)]
-struct Seen {
+struct Standpoint {
     /// Number of the view.
     view: u64,
     /// Whether it is the head.
@@ -229,6 +229,14 @@ pub(super) struct Chains {
     counters: ChainCounters,
 }
 
+/// What a request to a shard with copies needs beside the shard.
+pub(super) struct Around<'a> {
+    pub(super) lanes: &'a mut Connections,
+    pub(super) chains: &'a mut Chains,
+    /// This thread's place among all server threads.
+    pub(super) index: usize,
+}
+
 /// What a lane has proved of the node at its other end.
 struct Node {
     number: u32,
@@ -260,7 +268,7 @@ impl Chain {
             is_whole,
             comes_from: None,
             applied: ClientSessions::new(pool),
-            seen: Seen::default(),
+            seen: Standpoint::default(),
             next: None,
             link: Link::Unasked,
             copying: None,
@@ -310,10 +318,10 @@ impl Chain {
 
     /// Where thread `index` stands in this chain now.
     #[inline]
-    fn seen(&mut self, chains: &Chains, index: usize) -> Seen {
+    fn seen(&mut self, chains: &Chains, index: usize) -> Standpoint {
         if self.seen.view != chains.views {
             let (view, first, replicas) = (&chains.view, self.first, self.replicas);
-            self.seen = Seen {
+            self.seen = Standpoint {
                 view: chains.views,
                 is_first: view.chain(first, replicas).next() == Some(index),
                 is_gone: view.is_gone(index),
@@ -359,11 +367,6 @@ impl Chain {
         }
     }
 
-    /// Whether a request has to wait.
-    fn holds(&mut self, chains: &Chains, lanes: &Connections, index: usize) -> bool {
-        self.room(chains, lanes, index) == 0
-    }
-
     /// Whether no thread follows this one, as far as the chain has heard.
     pub(super) fn is_last(&self) -> bool {
         self.is_whole && self.next.is_none()
@@ -375,7 +378,7 @@ impl Chain {
 
     /// Whether requests to the shard are served by this thread.
     pub(super) fn serves(&self, chains: &Chains, index: usize) -> bool {
-        self.is_whole && self.is_first(chains, index)
+        self.is_whole && chains.view.chain(self.first, self.replicas).next() == Some(index)
     }
 
     /// Whether fewer threads are left than are to have the shard.
@@ -422,7 +425,7 @@ impl Chain {
     }
 
     /// Forwards records that were applied here, or answers them if nobody has to confirm them.
-    fn pass_on(&mut self, way: Option<Way<'_>>, broken: &mut Vec<PeerId>, entry: Entry) {
+    fn pass_on(&mut self, way: Option<Way<'_>>, broken: &mut Vec<PeerId>, entry: LogEntry) {
         let mut entry = entry;
         match (way, self.link) {
             (Some(mut way), Link::Follows) => {
@@ -619,6 +622,13 @@ impl Chains {
         self.is_due = true;
     }
 
+    /// Records that others count this thread as lost.
+    fn count_as_lost(&mut self, index: usize) {
+        tracing::warn!("this server thread counts as lost: it serves no longer");
+        self.view.lost.insert(index);
+        self.note_view();
+    }
+
     /// Forwards records that were applied here, and answers those for which nobody has to wait.
     fn pass_on(
         &mut self,
@@ -626,7 +636,7 @@ impl Chains {
         chain: &mut Chain,
         index: usize,
         place: Place,
-        entry: Entry,
+        entry: LogEntry,
     ) {
         let mut broken = std::mem::take(&mut self.broken);
         let mut entry = entry;

@@ -20,7 +20,9 @@ use crate::membership::Membership;
 use crate::op::Op;
 use crate::server::answer::{ReplyTo, answer, post, refuse, refuse_dropped};
 use crate::server::handle::Handles;
-use crate::server::tables::{Admitted, Client, Held, RETRY, Step, Tables, Trouble, Waiting};
+use crate::server::tables::{
+    Admitted, Client, Held, RETRY, Step, Tables, Trouble, Waiting, serve_forwarded,
+};
 
 /// Longest sleep while idle, and so the longest delay until a thread notices that it must stop.
 const BACKOFF: Duration = Duration::from_millis(100);
@@ -250,12 +252,13 @@ impl ShardService {
         }
         let table = message.table();
         let stays = self.keys.are_all_known()
-            && message.is_direct()
+            && message.signature().is_none()
+            && message.origin().is_none()
             && message.lent().is_none()
             && !self.parking.is_awaited(table);
         if !stays {
-            if message.is_forwarded() {
-                return self.follow(peer);
+            if message.origin().is_some() {
+                return follow(self, peer);
             }
             let Some(message) = self.endpoint.pop() else { return };
             return self.handle(peer, message);
@@ -270,26 +273,6 @@ impl ShardService {
                 let parked = self.keep(client, message, None, step);
                 self.parking.park(table, parked);
             }
-            Err(error) => self.give_up(peer, error),
-        }
-    }
-
-    /// Applies the records in the inbox that the thread before this one in a chain forwards. One that
-    /// has to wait is taken out.
-    fn follow(&mut self, peer: PeerId) {
-        let message = self.endpoint.inbox.message();
-        if message.lent().is_some() && !self.reads_once(message) {
-            let Some(message) = self.endpoint.pop() else { return };
-            return self.copy_lent(peer, message);
-        }
-        let Endpoint { lanes, inbox } = &mut self.endpoint;
-        match self.tables.serve_forwarded(lanes, peer, inbox.message_mut()) {
-            Ok(Step::Hold) => {
-                while let Some(message) = self.endpoint.pop() {
-                    self.tables.hold(Held { peer, message, list: None });
-                }
-            }
-            Ok(_) => {}
             Err(error) => self.give_up(peer, error),
         }
     }
@@ -466,8 +449,8 @@ impl ShardService {
         let lanes = &mut self.endpoint.lanes;
         let mut message = message;
         let table = message.table();
-        if message.is_forwarded() {
-            match self.tables.serve_forwarded(lanes, client.peer, &mut message) {
+        if message.origin().is_some() {
+            match serve_forwarded(&mut self.tables, lanes, client.peer, &mut message) {
                 Ok(step) => return self.keep(client, message, list, step),
                 Err(error) => {
                     self.give_up(client.peer, error);
@@ -585,6 +568,27 @@ impl ShardService {
         tracing::warn!(%error, "an answer could not be sent; closing the lane");
         self.endpoint.disconnect(peer);
         self.forget(peer);
+    }
+}
+
+/// Applies the records in the inbox that the thread before this one in a chain forwards. One that has
+/// to wait is taken out.
+#[inline(never)]
+fn follow(service: &mut ShardService, peer: PeerId) {
+    let message = service.endpoint.inbox.message();
+    if message.lent().is_some() && !service.reads_once(message) {
+        let Some(message) = service.endpoint.pop() else { return };
+        return service.copy_lent(peer, message);
+    }
+    let Endpoint { lanes, inbox } = &mut service.endpoint;
+    match serve_forwarded(&mut service.tables, lanes, peer, inbox.message_mut()) {
+        Ok(Step::Hold) => {
+            while let Some(message) = service.endpoint.pop() {
+                service.tables.hold(Held { peer, message, list: None });
+            }
+        }
+        Ok(_) => {}
+        Err(error) => service.give_up(peer, error),
     }
 }
 

@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use caravan_van::wire::{Coding, Kind};
-use caravan_van::{Buffer, Draft, PeerId, Values};
+use caravan_van::{Buffer, Draft, PeerId, Pool, Values};
 
 use super::{Payload, Request, is_lent};
 use crate::error::{Error, Result};
@@ -19,7 +19,7 @@ use crate::table::{SHARED_BYTES_MIN, TableSpec};
 use crate::tracker::{Part, Timestamp};
 use crate::worker::kept::Kept;
 use crate::worker::lanes::Server;
-use crate::worker::recovery;
+use crate::worker::recovery::{self, Recovery};
 use crate::worker::table::{FOLLOWS_WORKER, TableState, unknown};
 use crate::worker::waiting::{Awaited, Silence};
 use crate::worker::{Table, Worker};
@@ -232,8 +232,7 @@ impl Worker {
             ..draft(timestamp, request.op, request.table.1, clock)
         };
         draft.op |= ends;
-        let mut block = None;
-        let mut passage = None;
+        let (mut block, mut passage) = (None, None);
         if let Some(filters) = filters {
             let is_dropped = list.is_none() && !request.is_implied;
             let drops_keys = is_dropped && request.op == Op::Push;
@@ -249,12 +248,8 @@ impl Worker {
             draft.lengths = &self.coded.counts;
         }
         if spec.replicas > 0 {
-            let kept = Kept::of(server, &draft, draft.keys, self.endpoint.lanes.memory());
-            let kept = kept.inspect_err(|_| self.tracker.end_part(timestamp, whole.0))?;
-            if matches!(draft.values, Values::Copied(bytes) if bytes.len() >= SHARED_BYTES_MIN) {
-                draft.values = Values::Apart(kept.values());
-            }
-            self.recovery.kept.insert(kept);
+            let kept = keep(&mut self.recovery, self.endpoint.lanes.memory(), server, &mut draft);
+            kept.inspect_err(|_| self.tracker.end_part(timestamp, whole.0))?;
         }
         if named.is_some() {
             draft.keys = &[];
@@ -274,8 +269,8 @@ impl Worker {
         }
         let offered = offer.map(|offer| offer.key.get());
         let bytes = if request.op == Op::Push { 0 } else { asked };
-        let keys = keys.len();
-        let part = Part { timestamp, server, answered: false, keys, into: place, bytes, offered };
+        let (keys, into) = (keys.len(), place);
+        let part = Part { timestamp, server, answered: false, keys, into, bytes, offered };
         self.enter(whole, part, posted)
     }
 
@@ -360,11 +355,10 @@ impl Worker {
     ) -> Result<()> {
         let (Placed { range, server, .. }, peer) = self.owner(table, shard)?;
         let timestamp = self.tracker.begin_part(whole)?;
-        let draft = Draft { range, timestamp, ..draft };
+        let mut draft = Draft { range, timestamp, ..draft };
         if self.tables[table.0 as usize].spec.replicas > 0 {
-            let kept = Kept::of(server, &draft, &[], self.endpoint.lanes.memory());
-            let kept = kept.inspect_err(|_| self.tracker.end_part(timestamp, whole.0))?;
-            self.recovery.kept.insert(kept);
+            let kept = keep(&mut self.recovery, self.endpoint.lanes.memory(), server, &mut draft);
+            kept.inspect_err(|_| self.tracker.end_part(timestamp, whole.0))?;
         }
         let posted = self.endpoint.lanes.post(peer, draft, &mut Coding::plain());
         let posted = posted.or_else(|error| self.recovery.excuse(timestamp, error));
@@ -470,6 +464,22 @@ impl Worker {
         }
         self.settle(timestamp.0);
     }
+}
+
+/// Keeps the message of a draft until it is answered. Long values are then sent from where they are
+/// kept.
+fn keep(
+    recovery: &mut Recovery,
+    memory: &Pool,
+    server: usize,
+    draft: &mut Draft<'_>,
+) -> caravan_van::Result<()> {
+    let kept = Kept::of(server, draft, draft.keys, memory)?;
+    if matches!(draft.values, Values::Copied(bytes) if bytes.len() >= SHARED_BYTES_MIN) {
+        draft.values = Values::Apart(kept.values());
+    }
+    recovery.kept.insert(kept);
+    Ok(())
 }
 
 /// The header fields that all messages of a request share.

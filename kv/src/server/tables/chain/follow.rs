@@ -6,11 +6,11 @@
 use caravan_van::wire::Kind;
 use caravan_van::{Connections, Draft, Message, PeerId, Values};
 
-use super::apply;
-use super::log::{Entry, Records, Waiting, confirm};
+use super::log::{Awaiter, LogEntry, Records, confirm};
 use super::models::{access, keeps_order, tells_clock};
-use super::serve::{Around, Run};
+use super::serve::PushRun;
 use super::sessions::Sender;
+use super::{Around, apply};
 use crate::node::Role;
 use crate::op::{BITS, DISCLOSES, FINISHES, Op};
 use crate::server::answer::post;
@@ -44,71 +44,69 @@ impl Forwarded {
     }
 }
 
-impl Tables {
-    /// Applies the records of a message that the thread before this one forwards, and forwards
-    /// them, up to one that has to wait.
-    ///
-    /// # Errors
-    /// If an answer cannot be posted and the lane must be closed.
-    pub(in crate::server) fn serve_forwarded(
-        &mut self,
-        lanes: &mut Connections,
-        peer: PeerId,
-        message: &mut Message,
-    ) -> caravan_van::Result<Step> {
-        while !message.is_empty() {
-            let trouble = match self.apply_forwarded(lanes, peer, message) {
-                Ok(step) => return Ok(step),
-                Err(Trouble::Lane(error)) => return Err(error),
-                Err(trouble) => trouble,
-            };
-            let op = if matches!(trouble, Trouble::Lost) { Op::Lost } else { Op::Record };
-            let reason = trouble.into_reason();
-            let failure = Draft {
-                op: op as u8,
-                table: message.table(),
-                range: message.range(),
-                timestamp: message.timestamp(),
-                values: Values::Copied(reason.as_bytes()),
-                ..Draft::new(Kind::Failure)
-            };
-            post(lanes, peer, failure)?;
-            message.advance();
-        }
-        Ok(Step::Done)
-    }
-
-    fn apply_forwarded(
-        &mut self,
-        lanes: &mut Connections,
-        peer: PeerId,
-        message: &mut Message,
-    ) -> Result<Step, Trouble> {
-        let node = self.chains.nodes.get(&peer);
-        if node.is_none_or(|node| Role::of(node.role) != Some(Role::Server)) {
-            return Err("records come from servers alone, and this is none".to_owned().into());
-        }
-        let thread = node.and_then(|node| node.thread);
-        let thread = thread.ok_or_else(|| "it has not asked this thread to follow".to_owned())?;
-        let of = Forwarded::of(peer, message);
-        let of = of.ok_or_else(|| format!("operation {} is no record", message.op()))?;
-        self.check_lost(thread)?;
-        self.seek(message.table(), message.range().begin())?;
-        let Tables { entries, chains, last, index, .. } = self;
-        let entry = &mut entries[*last];
-        let Replica { chain: Some(chain), image, .. } = &mut *entry else {
-            return Err("this shard has no copies".to_owned().into());
+/// Applies the records of a message that the thread before this one forwards, and forwards them, up
+/// to one that has to wait.
+///
+/// # Errors
+/// If an answer cannot be posted and the lane must be closed.
+pub(in crate::server) fn serve_forwarded(
+    tables: &mut Tables,
+    lanes: &mut Connections,
+    peer: PeerId,
+    message: &mut Message,
+) -> caravan_van::Result<Step> {
+    while !message.is_empty() {
+        let trouble = match apply_forwarded(tables, lanes, peer, message) {
+            Ok(step) => return Ok(step),
+            Err(Trouble::Lane(error)) => return Err(error),
+            Err(trouble) => trouble,
         };
-        if !chain.is_whole && (chain.comes_from != Some(peer) || image.is_some()) {
-            return Err("no copy comes from there".to_owned().into());
-        }
-        let mut around = Around { lanes, chains, index: *index };
-        let op = of.op as u8 | of.ends;
-        let mut run = Run::new(op, of.sender, None, false, peer);
-        let served = entry.follow_records(&mut around, of, message, &mut run);
-        entry.log_run(&mut around, &mut run);
-        served
+        let op = if matches!(trouble, Trouble::Lost) { Op::Lost } else { Op::Record };
+        let reason = trouble.into_reason();
+        let failure = Draft {
+            op: op as u8,
+            table: message.table(),
+            range: message.range(),
+            timestamp: message.timestamp(),
+            values: Values::Copied(reason.as_bytes()),
+            ..Draft::new(Kind::Failure)
+        };
+        post(lanes, peer, failure)?;
+        message.advance();
     }
+    Ok(Step::Done)
+}
+
+fn apply_forwarded(
+    tables: &mut Tables,
+    lanes: &mut Connections,
+    peer: PeerId,
+    message: &mut Message,
+) -> Result<Step, Trouble> {
+    let node = tables.chains.nodes.get(&peer);
+    if node.is_none_or(|node| Role::of(node.role) != Some(Role::Server)) {
+        return Err("records come from servers alone, and this is none".to_owned().into());
+    }
+    let thread = node.and_then(|node| node.thread);
+    let thread = thread.ok_or_else(|| "it has not asked this thread to follow".to_owned())?;
+    let of = Forwarded::of(peer, message);
+    let of = of.ok_or_else(|| format!("operation {} is no record", message.op()))?;
+    tables.check_lost(thread)?;
+    tables.seek(message.table(), message.range().begin())?;
+    let Tables { entries, chains, last, index, .. } = tables;
+    let entry = &mut entries[*last];
+    let Replica { chain: Some(chain), image, .. } = &mut *entry else {
+        return Err("this shard has no copies".to_owned().into());
+    };
+    if !chain.is_whole && (chain.comes_from != Some(peer) || image.is_some()) {
+        return Err("no copy comes from there".to_owned().into());
+    }
+    let mut around = Around { lanes, chains, index: *index };
+    let op = of.op as u8 | of.ends;
+    let mut run = PushRun::new(op, of.sender, None, false, peer);
+    let served = entry.follow_records(&mut around, of, message, &mut run);
+    around.log_run(entry, &mut run);
+    served
 }
 
 impl Replica {
@@ -119,14 +117,14 @@ impl Replica {
         around: &mut Around<'_>,
         of: Forwarded,
         message: &mut Message,
-        run: &mut Run<'_>,
+        run: &mut PushRun<'_>,
     ) -> Result<Step, Trouble> {
         let Forwarded { op, ends, sender, peer } = of;
         let common = Request::of(message, op, sender.node);
         while !message.is_empty() {
             if op == Op::Push && ends == 0 && self.chain.as_ref().is_some_and(|it| it.is_whole) {
                 let pushed = self.push_run(around, common, message, run);
-                if let Err(reason) = pushed {
+                if let Some(reason) = pushed {
                     return Err(self.spoil(around, run, reason));
                 }
                 if message.is_empty() {
@@ -155,14 +153,14 @@ impl Replica {
                 run.add(message);
             } else {
                 around.chains.counters.repeated += u64::from(does_something && !is_new);
-                self.log_run(around, run);
+                around.log_run(self, run);
                 let records = if is_new {
                     let op = op as u8 | ends;
                     Records::Received { message: message.first(1), list: None, op }
                 } else {
                     Records::Received { message: message.first(1), list: None, op: Op::Pull as u8 }
                 };
-                self.log(around, false, Entry::new(sender, records, Waiting::Predecessor(peer)));
+                around.log(self, false, LogEntry::new(sender, records, Awaiter::Predecessor(peer)));
             }
             message.advance();
         }
@@ -170,8 +168,8 @@ impl Replica {
     }
 
     /// Ends a copy that could not apply what the thread before this one has applied.
-    fn spoil(&mut self, around: &mut Around<'_>, run: &mut Run<'_>, reason: String) -> Trouble {
-        self.log_run(around, run);
+    fn spoil(&mut self, around: &mut Around<'_>, run: &mut PushRun<'_>, reason: String) -> Trouble {
+        around.log_run(self, run);
         if let Some(chain) = &mut self.chain {
             chain.is_whole = false; // it is one no longer
         }

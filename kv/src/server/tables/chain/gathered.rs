@@ -15,10 +15,9 @@
 
 use caravan_van::{Connections, Pool};
 
-use super::log::{Effect, Entry, Place, Waiting};
-use super::serve::Around;
+use super::log::{Awaiter, Effect, LogEntry, Place};
 use super::sessions::Sender;
-use super::{Chain, Chains, Link};
+use super::{Around, Chain, Chains, Link};
 use crate::consistency::Access;
 use crate::op::{BITS, FINISHES, Op};
 use crate::server::shard::{Extract, Request, Shard};
@@ -41,7 +40,7 @@ struct Mark {
 impl Mark {
     const BYTES: usize = 40;
 
-    fn of(entry: &Entry) -> Mark {
+    fn of(entry: &LogEntry) -> Mark {
         let (op, ends) = entry.op();
         let (sender, timestamp, clock) = (entry.sender, entry.timestamp(), entry.request().clock);
         Mark { op: op.unwrap_or(Op::Pull), ends, sender, timestamp, clock }
@@ -76,8 +75,8 @@ impl Mark {
 
 /// Several pushes, and what was said of clocks between them, as `rows`, which have all that they do
 /// to a shard. `None` if these take more bytes.
-fn together(all: &[Entry], rows: &Extract) -> Option<(Sender, Effect)> {
-    let payloads = || pushes(all).map(Entry::payload);
+fn together(all: &[LogEntry], rows: &Extract) -> Option<(Sender, Effect)> {
+    let payloads = || pushes(all).map(LogEntry::payload);
     let alone: usize = payloads().sum();
     if rows.bytes() >= alone || rows.bytes() > payloads().max()?.max(BYTES_MAX) {
         return None;
@@ -99,13 +98,13 @@ fn together(all: &[Entry], rows: &Extract) -> Option<(Sender, Effect)> {
 }
 
 /// Those of several entries that are pushes.
-pub(super) fn pushes(all: &[Entry]) -> impl Iterator<Item = &Entry> {
+pub(super) fn pushes(all: &[LogEntry]) -> impl Iterator<Item = &LogEntry> {
     all.iter().filter(|entry| entry.op().0 == Some(Op::Push))
 }
 
 /// The rows that pushes have changed, which this shard has applied; none if the keys of no two of
 /// them are the same, or rows are not to be had.
-fn changed(all: &[Entry], shard: &dyn Shard) -> Option<Extract> {
+fn changed(all: &[LogEntry], shard: &dyn Shard) -> Option<Extract> {
     let mut keys: Vec<u64> = pushes(all).flat_map(|push| push.request().keys).copied().collect();
     let pushed = keys.len();
     keys.sort_unstable();
@@ -140,7 +139,7 @@ impl Chains {
         chain: &mut Chain,
         index: usize,
         place: Place,
-        all: Vec<Entry>,
+        all: Vec<LogEntry>,
         rows: Option<Extract>,
     ) {
         let Some((sender, effect)) = rows.and_then(|rows| together(&all, &rows)) else {
@@ -151,8 +150,8 @@ impl Chains {
             let timestamp = entry.timestamp();
             entry.waiting.into_replies(place.0, timestamp)
         });
-        let waiting = Waiting::Several(replies.collect());
-        self.pass_on(lanes, chain, index, place, Entry::made(sender, effect, waiting));
+        let waiting = Awaiter::Several(replies.collect());
+        self.pass_on(lanes, chain, index, place, LogEntry::made(sender, effect, waiting));
     }
 }
 
@@ -162,8 +161,28 @@ impl Tables {
         let Tables { entries, chains, index, .. } = self;
         if chains.gathered > 0 {
             let mut around = Around { lanes, chains, index: *index };
-            entries.iter_mut().for_each(|entry| entry.pass_gathered(&mut around));
+            entries.iter_mut().for_each(|entry| around.pass_gathered(entry));
         }
+    }
+}
+
+impl Around<'_> {
+    /// Keeps a record that was applied until it goes on together with others.
+    pub(super) fn gather(&mut self, replica: &mut Replica, record: LogEntry) {
+        let Some(chain) = &mut replica.chain else { return };
+        chain.gathered.push(record);
+        self.chains.gathered += 1;
+        self.chains.is_due = true;
+    }
+
+    /// Passes on what has gathered at a shard.
+    #[inline]
+    pub(super) fn pass_gathered(&mut self, replica: &mut Replica) {
+        let place = (replica.number, replica.range);
+        let chain = replica.chain.as_mut().filter(|chain| !chain.gathered.is_empty());
+        let Some(chain) = chain else { return };
+        let Around { lanes, chains, index } = self;
+        chains.pass_gathered(lanes, chain, &*replica.shard, *index, place);
     }
 }
 
@@ -178,25 +197,6 @@ impl Replica {
             && admission.foresees()
             && chain.link == Link::Follows
             && shard.image_bytes().is_none()
-    }
-
-    /// Keeps a record that was applied until it goes on together with others.
-    pub(super) fn gather(&mut self, around: &mut Around<'_>, record: Entry) {
-        let Some(chain) = &mut self.chain else { return };
-        chain.gathered.push(record);
-        around.chains.gathered += 1;
-        around.chains.is_due = true;
-    }
-
-    /// Passes on what has gathered here.
-    #[inline]
-    pub(super) fn pass_gathered(&mut self, around: &mut Around<'_>) {
-        let place = (self.number, self.range);
-        let Some(chain) = self.chain.as_mut().filter(|chain| !chain.gathered.is_empty()) else {
-            return;
-        };
-        let Around { lanes, chains, index } = around;
-        chains.pass_gathered(lanes, chain, &*self.shard, *index, place);
     }
 
     /// Takes rows that the thread before this one has passed on, and all that is in them. A copy

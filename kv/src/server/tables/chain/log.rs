@@ -10,6 +10,7 @@
 
 use std::collections::VecDeque;
 use std::rc::Rc;
+use std::time::Duration;
 
 use caravan_van::wire::{Coding, Kind};
 use caravan_van::{Connections, Draft, KeyRange, Message, PeerId, Shared, Values};
@@ -24,7 +25,7 @@ use crate::table::SHARED_BYTES_MIN;
 /// What was applied here, in its order, up to what is acknowledged.
 #[derive(Default)]
 pub(super) struct Log {
-    entries: VecDeque<Entry>,
+    entries: VecDeque<LogEntry>,
     /// Number of records in all entries.
     len: usize,
     /// How many of these, from the front, were posted on the present link.
@@ -35,12 +36,23 @@ pub(super) struct Log {
 }
 
 /// Records of one sender that follow each other.
-pub(super) struct Entry {
+pub(super) struct LogEntry {
     pub(super) sender: Sender,
     pub(super) records: Records,
-    pub(super) waiting: Waiting,
+    pub(super) waiting: Awaiter,
     /// Whether it was posted before, to another thread or on a lane that broke.
     was_posted: bool,
+}
+
+/// Parts of a sum that were applied and wait for the others.
+pub(super) struct Sum {
+    pub(super) number: u64,
+    pub(super) parts: Vec<LogEntry>,
+    /// Number of its parts, of which some may have passed on as they are.
+    pub(super) of: usize,
+    pub(super) is_complete: bool,
+    /// When the first of them came.
+    pub(super) since: Duration,
 }
 
 /// What the copies get.
@@ -67,7 +79,7 @@ pub(super) struct Effect {
 }
 
 /// Who waits for the records of an entry.
-pub(super) enum Waiting {
+pub(super) enum Awaiter {
     Nobody,
     /// A worker at this lane, for an answer without values to each record.
     Worker(PeerId),
@@ -110,7 +122,7 @@ impl Log {
     }
 
     /// Adds an entry.
-    pub(super) fn push(&mut self, entry: Entry) {
+    pub(super) fn push(&mut self, entry: LogEntry) {
         self.len += entry.len();
         self.entries.push_back(entry);
     }
@@ -123,7 +135,7 @@ impl Log {
     }
 
     /// The entry with the first record that was not posted, and how many of its records were.
-    pub(super) fn next(&self) -> Option<(&Entry, usize)> {
+    pub(super) fn next(&self) -> Option<(&LogEntry, usize)> {
         self.entries.get(self.next).map(|entry| (entry, self.posted_of_next))
     }
 
@@ -166,7 +178,7 @@ impl Log {
     }
 
     /// Takes out all entries.
-    pub(super) fn take(&mut self) -> impl Iterator<Item = Entry> + use<> {
+    pub(super) fn take(&mut self) -> impl Iterator<Item = LogEntry> + use<> {
         std::mem::take(self).entries.into_iter()
     }
 
@@ -187,14 +199,14 @@ impl Log {
     }
 }
 
-impl Entry {
-    pub(super) fn new(sender: Sender, records: Records, waiting: Waiting) -> Entry {
-        Entry { sender, records, waiting, was_posted: false }
+impl LogEntry {
+    pub(super) fn new(sender: Sender, records: Records, waiting: Awaiter) -> LogEntry {
+        LogEntry { sender, records, waiting, was_posted: false }
     }
 
     /// A record that was made here.
-    pub(super) fn made(sender: Sender, effect: Effect, waiting: Waiting) -> Entry {
-        Entry::new(sender, Records::Made(Box::new(effect)), waiting)
+    pub(super) fn made(sender: Sender, effect: Effect, waiting: Awaiter) -> LogEntry {
+        LogEntry::new(sender, Records::Made(Box::new(effect)), waiting)
     }
 
     /// Number of its records.
@@ -236,7 +248,7 @@ impl Entry {
 
     /// Bytes of memory that it takes until it is acknowledged.
     pub(super) fn bytes(&self) -> usize {
-        size_of::<Entry>() + self.payload()
+        size_of::<LogEntry>() + self.payload()
     }
 
     /// The timestamp of its first record.
@@ -362,20 +374,20 @@ impl Entry {
         lanes: &mut Connections,
         broken: &mut Vec<PeerId>,
     ) {
-        let waiting = std::mem::replace(&mut self.waiting, Waiting::Nobody);
+        let waiting = std::mem::replace(&mut self.waiting, Awaiter::Nobody);
         match (waiting, &self.records) {
-            (Waiting::Nobody, _) => {}
-            (Waiting::One(reply), _) => reply.send(lanes, broken),
-            (Waiting::Several(replies), _) => {
+            (Awaiter::Nobody, _) => {}
+            (Awaiter::One(reply), _) => reply.send(lanes, broken),
+            (Awaiter::Several(replies), _) => {
                 replies.into_iter().for_each(|reply| reply.send(lanes, broken));
             }
             (waiting, Records::Received { message, .. }) => {
                 waiting.answer(message, place, lanes, broken);
             }
-            (Waiting::Worker(peer), Records::Made(effect)) => {
+            (Awaiter::Worker(peer), Records::Made(effect)) => {
                 note(peer, lanes.answer(peer, effect.timestamp), broken);
             }
-            (Waiting::Predecessor(peer), Records::Made(effect)) => {
+            (Awaiter::Predecessor(peer), Records::Made(effect)) => {
                 note(peer, confirm(lanes, peer, place, effect.timestamp), broken);
             }
         }
@@ -385,10 +397,10 @@ impl Entry {
     pub(super) fn into_replies(self, table: u32) -> Vec<ReplyTo> {
         let mut all = Vec::new();
         match &self.waiting {
-            Waiting::Nobody | Waiting::Predecessor(_) => {}
-            Waiting::One(reply) => all.push(reply.to),
-            Waiting::Several(replies) => all.extend(replies.iter().map(|reply| reply.to)),
-            Waiting::Worker(peer) => {
+            Awaiter::Nobody | Awaiter::Predecessor(_) => {}
+            Awaiter::One(reply) => all.push(reply.to),
+            Awaiter::Several(replies) => all.extend(replies.iter().map(|reply| reply.to)),
+            Awaiter::Worker(peer) => {
                 let to = |timestamp| ReplyTo { peer: *peer, table, timestamp };
                 match &self.records {
                     Records::Received { message, .. } => {
@@ -402,9 +414,9 @@ impl Entry {
     }
 }
 
-impl Waiting {
+impl Awaiter {
     pub(super) fn is_nobody(&self) -> bool {
-        matches!(self, Waiting::Nobody)
+        matches!(self, Awaiter::Nobody)
     }
 
     /// Answers each record of a message without values, if a worker or the thread before this one
@@ -417,8 +429,8 @@ impl Waiting {
         broken: &mut Vec<PeerId>,
     ) {
         let (peer, draft) = match *self {
-            Waiting::Worker(peer) => (peer, Draft::new(Kind::Reply)),
-            Waiting::Predecessor(peer) => {
+            Awaiter::Worker(peer) => (peer, Draft::new(Kind::Reply)),
+            Awaiter::Predecessor(peer) => {
                 let op = Op::Record as u8;
                 (peer, Draft { op, table, range, ..Draft::new(Kind::Reply) })
             }
@@ -430,28 +442,28 @@ impl Waiting {
     /// Nobody at this lane waits any more.
     pub(super) fn forget(&mut self, peer: PeerId) {
         let is_gone = match self {
-            Waiting::Nobody => false,
-            Waiting::Worker(own) | Waiting::Predecessor(own) => *own == peer,
-            Waiting::One(reply) => reply.to.peer == peer,
-            Waiting::Several(replies) => {
+            Awaiter::Nobody => false,
+            Awaiter::Worker(own) | Awaiter::Predecessor(own) => *own == peer,
+            Awaiter::One(reply) => reply.to.peer == peer,
+            Awaiter::Several(replies) => {
                 replies.retain(|reply| reply.to.peer != peer);
                 replies.is_empty()
             }
         };
         if is_gone {
-            *self = Waiting::Nobody;
+            *self = Awaiter::Nobody;
         }
     }
 
     /// The replies to those who wait for one record.
     pub(super) fn into_replies(self, table: u32, timestamp: u64) -> Vec<Reply> {
         match self {
-            Waiting::Nobody => Vec::new(),
-            Waiting::Worker(peer) | Waiting::Predecessor(peer) => {
+            Awaiter::Nobody => Vec::new(),
+            Awaiter::Worker(peer) | Awaiter::Predecessor(peer) => {
                 vec![Reply { to: ReplyTo { peer, table, timestamp }, answer: Ok(None) }]
             }
-            Waiting::One(reply) => vec![reply],
-            Waiting::Several(replies) => replies,
+            Awaiter::One(reply) => vec![reply],
+            Awaiter::Several(replies) => replies,
         }
     }
 }
@@ -531,7 +543,7 @@ mod tests {
 
     /// An entry of pushes to these keys, as one message brings them: each has its key as timestamp
     /// and value.
-    fn pushes(keys: std::ops::Range<u64>) -> Entry {
+    fn pushes(keys: std::ops::Range<u64>) -> LogEntry {
         let network = Network::new(1, Faults::none());
         let ends = |_| Endpoint::new(Box::new(network.transport(&VanConfig::default())), 7, 64);
         let [mut a, mut b] = [0, 1].map(ends);
@@ -556,7 +568,7 @@ mod tests {
         b.take().unwrap();
         let message = b.inbox.message().first(usize::MAX);
         let records = Records::Received { message, list: None, op: Op::Push as u8 };
-        Entry::new(SENDER, records, Waiting::Nobody)
+        LogEntry::new(SENDER, records, Awaiter::Nobody)
     }
 
     fn lanes() -> Connections {
@@ -575,7 +587,7 @@ mod tests {
         let place = (1, KeyRange::ALL);
         [pushes(1..4), pushes(4..5), pushes(5..9)].into_iter().for_each(|it| log.push(it));
         let leave = Effect { op: Op::Leave as u8, ..Effect::default() };
-        log.push(Entry::made(SENDER, leave, Waiting::Nobody));
+        log.push(LogEntry::made(SENDER, leave, Awaiter::Nobody));
         assert_eq!((log.len(), next(&log), log.is_posted()), (9, Some((1, 0)), false));
         log.note_posted(2);
         assert_eq!(next(&log), Some((1, 2)));

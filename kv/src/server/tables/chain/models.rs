@@ -22,7 +22,7 @@ use std::collections::VecDeque;
 
 use caravan_van::Connections;
 
-use super::log::{Effect, Entry, Waiting};
+use super::log::{Awaiter, Effect, LogEntry};
 use super::sessions::Sender;
 use super::{Chain, Chains};
 use crate::consistency::{Access, Order, WaitReason};
@@ -217,12 +217,12 @@ impl Tables {
             else {
                 continue;
             };
-            if !chain.is_whole || !chain.is_first(chains, *index) {
+            if !chain.serves(chains, *index) {
                 continue;
             }
             let lost = chains.view.workers.iter().filter(|worker| admission.has(**worker));
             for worker in lost.copied().collect::<Vec<_>>() {
-                if chain.holds(chains, lanes, *index) {
+                if chain.room(chains, lanes, *index) == 0 {
                     chains.is_due = true;
                     break;
                 }
@@ -233,19 +233,12 @@ impl Tables {
                 chain.applied.note(sender);
                 let leave = Effect { op: Op::Leave as u8, ..Effect::default() };
                 chains.pass_gathered(lanes, chain, &**shard, *index, place);
-                let entry = Entry::made(sender, leave, Waiting::Nobody);
+                let entry = LogEntry::made(sender, leave, Awaiter::Nobody);
                 chains.pass_on(lanes, chain, *index, place, entry);
             }
             let looks = &mut chains.counters.looks;
             is_busy |= chain.release_awaiting(admission, &mut moves.released, looks);
         }
         is_busy
-    }
-}
-
-impl Chain {
-    /// Whether thread `index` serves the shard's requests.
-    pub(super) fn is_first(&self, chains: &Chains, index: usize) -> bool {
-        chains.view.chain(self.first, self.replicas).next() == Some(index)
     }
 }

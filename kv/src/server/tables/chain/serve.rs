@@ -9,10 +9,10 @@ use std::rc::Rc;
 
 use caravan_van::{Connections, Message, PeerId};
 
-use super::log::{Effect, Entry, Records, Reply, Waiting};
+use super::log::{Awaiter, Effect, LogEntry, Records, Reply};
 use super::models::{access, keeps_order, tells_clock};
 use super::sessions::Sender;
-use super::{Chain, Chains, Link, apply};
+use super::{Around, Chain, Chains, Link, apply};
 use crate::consistency::{Access, Admission};
 use crate::filter::List;
 use crate::op::{DISCLOSES, FINISHES, Op};
@@ -22,12 +22,25 @@ use crate::server::tables::admission::{AdmissionController, Turn};
 use crate::server::tables::served::all_lost;
 use crate::server::tables::{Client, Replica, Step, Tables, Trouble, cut};
 
-/// What a request to a shard with copies needs beside the shard.
-pub(super) struct Around<'a> {
-    pub(super) lanes: &'a mut Connections,
-    pub(super) chains: &'a mut Chains,
-    /// This thread's place among all server threads.
-    pub(super) index: usize,
+impl Around<'_> {
+    /// Puts the records of a run into the log of their shard.
+    pub(super) fn log_run(&mut self, replica: &mut Replica, run: &mut PushRun<'_>) {
+        if let Some(entry) = run.take() {
+            self.log(replica, true, entry);
+        }
+    }
+
+    /// Puts records into the log of their shard, behind all that was applied before them.
+    pub(super) fn log(&mut self, replica: &mut Replica, is_input: bool, entry: LogEntry) {
+        self.pass_gathered(replica);
+        let place = (replica.number, replica.range);
+        let Some(chain) = &mut replica.chain else { return };
+        let Around { lanes, chains, index } = self;
+        if is_input {
+            chains.pass_parts(lanes, chain, *index, place);
+        }
+        chains.pass_on(lanes, chain, *index, place, entry);
+    }
 }
 
 /// A request of a worker to a shard with copies.
@@ -52,7 +65,7 @@ enum Fate {
 }
 
 /// Records of a message that were applied one behind the other, and are not in the log yet.
-pub(super) struct Run<'a> {
+pub(super) struct PushRun<'a> {
     /// Their operation for copies, with the bits of a push that ends its worker's iteration.
     op: u8,
     sender: Sender,
@@ -68,15 +81,15 @@ pub(super) struct Run<'a> {
     room: Option<usize>,
 }
 
-impl<'a> Run<'a> {
+impl<'a> PushRun<'a> {
     pub(super) fn new(
         op: u8,
         sender: Sender,
         list: Option<&'a Rc<List>>,
         is_head: bool,
         peer: PeerId,
-    ) -> Run<'a> {
-        Run { op, sender, list, is_head, peer, message: None, count: 0, room: None }
+    ) -> PushRun<'a> {
+        PushRun { op, sender, list, is_head, peer, message: None, count: 0, room: None }
     }
 
     /// Adds the next record of a message, which was just applied.
@@ -94,23 +107,22 @@ impl<'a> Run<'a> {
         *self.room.get_or_insert_with(room)
     }
 
-    /// As [`Run::room`], whether another record may be applied.
+    /// As [`PushRun::room`], whether another record may be applied.
     #[inline]
     pub(super) fn has_room(&mut self, room: impl FnOnce() -> usize) -> bool {
         self.room(room) > self.count
     }
 
     /// Takes its records out as an entry, if there are any.
-    fn take(&mut self) -> Option<Entry> {
+    fn take(&mut self) -> Option<LogEntry> {
         self.room = None;
-        let mut message = self.message.take()?;
-        message.truncate(std::mem::take(&mut self.count));
+        let message = self.message.take()?.first(std::mem::take(&mut self.count));
         let records = Records::Received { message, list: self.list.cloned(), op: self.op };
         let waiting = match self.is_head {
-            true => Waiting::Worker(self.peer),
-            false => Waiting::Predecessor(self.peer),
+            true => Awaiter::Worker(self.peer),
+            false => Awaiter::Predecessor(self.peer),
         };
-        Some(Entry::new(self.sender, records, waiting))
+        Some(LogEntry::new(self.sender, records, waiting))
     }
 }
 
@@ -149,9 +161,9 @@ impl Tables {
         let sender = Sender { node: client.node, incarnation };
         let mut around = Around { lanes, chains, index: *index };
         let ends = message.op() & (FINISHES | DISCLOSES);
-        let mut run = Run::new(Op::Push as u8 | ends, sender, list, true, client.peer);
+        let mut run = PushRun::new(Op::Push as u8 | ends, sender, list, true, client.peer);
         let served = entry.serve_records(&mut around, client, message, op, &mut run);
-        entry.log_run(&mut around, &mut run);
+        around.log_run(entry, &mut run);
         served
     }
 
@@ -165,7 +177,10 @@ impl Tables {
     ) -> Result<bool, Trouble> {
         let Tables { entries, chains, last, index, .. } = self;
         entries[*last].check_first(chains, *index)?;
-        Ok(entries[*last].chain.as_mut().is_some_and(|chain| chain.holds(chains, lanes, *index)))
+        Ok(entries[*last]
+            .chain
+            .as_mut()
+            .is_some_and(|chain| chain.room(chains, lanes, *index) == 0))
     }
 
     /// Answers a request to the shard found last without values, when all copies have what it has
@@ -185,9 +200,9 @@ impl Tables {
         let timestamp = message.timestamp();
         let sender = Sender { node: client.node, incarnation };
         let to = ReplyTo { peer: client.peer, table: entry.number, timestamp };
-        let waiting = Waiting::One(Reply { to, answer: Ok(None) });
-        let record = Entry::made(sender, Effect::nothing(timestamp), waiting);
-        entry.log(&mut Around { lanes, chains, index: *index }, true, record);
+        let waiting = Awaiter::One(Reply { to, answer: Ok(None) });
+        let record = LogEntry::made(sender, Effect::nothing(timestamp), waiting);
+        Around { lanes, chains, index: *index }.log(entry, true, record);
     }
 }
 
@@ -222,14 +237,14 @@ impl Replica {
         client: Client,
         message: &mut Message,
         op: Op,
-        run: &mut Run<'_>,
+        run: &mut PushRun<'_>,
     ) -> Result<Step, Trouble> {
         let common = Request::of(message, op, client.node);
         let ends = message.op() & (FINISHES | DISCLOSES);
         while !message.is_empty() {
             if op == Op::Push && ends == 0 {
                 let pushed = self.push_run(around, common, message, run);
-                if let Err(reason) = pushed {
+                if let Some(reason) = pushed {
                     self.refuse_run(around, message, run, reason);
                     message.advance();
                     continue;
@@ -257,32 +272,31 @@ impl Replica {
     /// Applies pushes of a message that are new, that need nothing but to be applied, and of which
     /// copies get nothing but the request; up to the first one that is not so, or has no room.
     ///
-    /// # Errors
-    /// The reason why the next one is refused, of which nothing was applied.
+    /// Returns the reason why that is refused, if it is. Nothing of it was applied then.
     pub(super) fn push_run(
         &mut self,
         around: &Around<'_>,
         common: Request<'_>,
         message: &mut Message,
-        run: &mut Run<'_>,
-    ) -> Result<(), String> {
+        run: &mut PushRun<'_>,
+    ) -> Option<String> {
         let Replica { chain: Some(chain), shard, filters, admission, moving, spec, range, .. } =
             self
         else {
-            return Ok(());
+            return None;
         };
         let is_plain = filters.is_none() && admission.is_none() && moving.is_none();
         let waits = !chain.gathered.is_empty() || !chain.awaiting.is_empty();
         let sender = run.sender;
         if !is_plain || waits {
-            return Ok(());
+            return None;
         }
         let is_head = run.is_head;
         let may_be_part = is_head && chain.link == Link::Follows && !chain.is_asynchronous;
         let Around { lanes, chains, index } = around;
         let room = run.room(|| chain.room(chains, lanes, *index));
         if run.count >= room || chain.applied.charge(sender).is_err() {
-            return Ok(());
+            return None;
         }
         let list = run.list.map(|list| &**list);
         let session = chain.applied.session(sender);
@@ -298,12 +312,14 @@ impl Replica {
             if has_runs || !is_own || !is_ready || !session.is_new(timestamp) {
                 break;
             }
-            shard.push(&request, lanes.memory())?;
+            if let Err(reason) = shard.push(&request, lanes.memory()) {
+                return Some(reason);
+            }
             session.enter(timestamp);
             run.add(message);
             message.advance();
         }
-        Ok(())
+        None
     }
 
     /// Puts a push into the log, behind those of a run, that the shard refuses. Copies refuse it, too.
@@ -311,15 +327,15 @@ impl Replica {
         &mut self,
         around: &mut Around<'_>,
         message: &Message,
-        run: &mut Run<'_>,
+        run: &mut PushRun<'_>,
         reason: String,
     ) {
-        self.log_run(around, run);
+        around.log_run(self, run);
         let timestamp = message.timestamp();
         let to = ReplyTo { peer: run.peer, table: self.number, timestamp };
         let records = self.refused(around, (run.sender, timestamp), Op::Refused as u8);
-        let waiting = Waiting::One(Reply { to, answer: Err(reason) });
-        self.log(around, true, Entry::new(run.sender, records, waiting));
+        let waiting = Awaiter::One(Reply { to, answer: Err(reason) });
+        around.log(self, true, LogEntry::new(run.sender, records, waiting));
     }
 
     /// Notes that a record was refused, and returns it as copies get it: with the keys of the rows
@@ -346,7 +362,7 @@ impl Replica {
         asked: Asked,
         message: &Message,
         request: Request<'_>,
-        run: &mut Run<'_>,
+        run: &mut PushRun<'_>,
     ) -> Result<Option<Step>, Trouble> {
         let Asked { op, ends, sender, timestamp, .. } = asked;
         let (new, judged) = match self.fate(around, asked, &request, run)? {
@@ -356,10 +372,10 @@ impl Replica {
         let gathers = new == Some(op) && self.gathers(op);
         let is_run = new == Some(Op::Push) && op == Op::Push && !gathers;
         if !is_run {
-            self.log_run(around, run);
+            around.log_run(self, run);
         }
         if !gathers {
-            self.pass_gathered(around);
+            around.pass_gathered(self);
         }
         let decoded = match &mut self.filters {
             Some(filters) if op.pushes() => {
@@ -409,34 +425,15 @@ impl Replica {
                 Records::Received { message: message.first(1), list: run.list.cloned(), op }
             }
         };
-        let record = Entry::new(sender, records, Waiting::One(Reply { to: asked.to, answer }));
-        self.log_run(around, run);
+        let record = LogEntry::new(sender, records, Awaiter::One(Reply { to: asked.to, answer }));
+        around.log_run(self, run);
         match part {
-            _ if gathers && is_as_judged => self.gather(around, record),
-            Some(part) if is_as_judged => self.gather_part(around, part, record),
-            _ => self.log(around, is_input, record),
+            _ if gathers && is_as_judged => around.gather(self, record),
+            Some(part) if is_as_judged => around.gather_part(self, part, record),
+            _ => around.log(self, is_input, record),
         }
         run.room = None;
         Ok(None)
-    }
-
-    /// Puts the records of a run into the log.
-    pub(super) fn log_run(&mut self, around: &mut Around<'_>, run: &mut Run<'_>) {
-        if let Some(entry) = run.take() {
-            self.log(around, true, entry);
-        }
-    }
-
-    /// Puts records into the log, behind all that was applied before them.
-    pub(super) fn log(&mut self, around: &mut Around<'_>, is_input: bool, entry: Entry) {
-        self.pass_gathered(around);
-        let place = (self.number, self.range);
-        let Some(chain) = &mut self.chain else { return };
-        let Around { lanes, chains, index } = around;
-        if is_input {
-            chains.pass_parts(lanes, chain, *index, place);
-        }
-        chains.pass_on(lanes, chain, *index, place, entry);
     }
 
     /// What becomes of a request at the head of its chain, behind those of a run.
@@ -448,7 +445,7 @@ impl Replica {
         around: &Around<'_>,
         asked: Asked,
         request: &Request<'_>,
-        run: &mut Run<'_>,
+        run: &mut PushRun<'_>,
     ) -> Result<Fate, String> {
         let Asked { op, ends, sender, timestamp, .. } = asked;
         let admission = self.admit_chained(op, request)?;

@@ -17,9 +17,8 @@ use std::time::Duration;
 use caravan_van::Connections;
 
 use super::gathered::pushes;
-use super::log::{Entry, Place};
-use super::serve::Around;
-use super::{Chain, Chains, Link};
+use super::log::{LogEntry, Place, Sum};
+use super::{Around, Chain, Chains, Link};
 use crate::op::Op;
 use crate::server::shard::{Extract, Part, Request, Shard};
 use crate::server::tables::{Replica, Tables};
@@ -27,21 +26,10 @@ use crate::server::tables::{Replica, Tables};
 /// Time after which parts pass on as they are.
 const LATE: Duration = Duration::from_secs(1);
 
-/// Parts of a sum that were applied and wait for the others.
-pub(super) struct Sum {
-    number: u64,
-    parts: Vec<Entry>,
-    /// Number of its parts, of which some may have passed on as they are.
-    of: usize,
-    is_complete: bool,
-    /// When the first of them came.
-    since: Duration,
-}
-
 impl Sum {
     /// The sum of all its parts; none if some have passed on as they are, or one has all.
     fn add_up(&self, shard: &dyn Shard) -> Option<Extract> {
-        let parts: Vec<_> = pushes(&self.parts).map(Entry::request).collect();
+        let parts: Vec<_> = pushes(&self.parts).map(LogEntry::request).collect();
         let mut extract = Extract::default();
         let is_whole = parts.len() == self.of && self.of > 1;
         (is_whole && shard.add_up(&parts, &mut extract)).then_some(extract)
@@ -50,17 +38,17 @@ impl Sum {
 
 impl Chain {
     /// The parts that wait, in the order in which they may pass on.
-    pub(super) fn take_parts(&mut self) -> impl Iterator<Item = Entry> + use<> {
+    pub(super) fn take_parts(&mut self) -> impl Iterator<Item = LogEntry> + use<> {
         std::mem::take(&mut self.sums).into_iter().flat_map(|sum| sum.parts)
     }
 
     /// The requests that wait as parts.
-    pub(super) fn parts_mut(&mut self) -> impl Iterator<Item = &mut Entry> {
+    pub(super) fn parts_mut(&mut self) -> impl Iterator<Item = &mut LogEntry> {
         self.sums.iter_mut().flat_map(|sum| &mut sum.parts)
     }
 
     /// Keeps a part of a sum.
-    fn keep(&mut self, part: Part, item: Entry, now: Duration) {
+    fn keep(&mut self, part: Part, item: LogEntry, now: Duration) {
         let Part { sum: number, of, left } = part;
         let at = self.sums.partition_point(|it| it.number < number);
         if self.sums.get(at).is_none_or(|it| it.number != number) {
@@ -73,7 +61,7 @@ impl Chain {
     }
 
     /// Whether a part comes behind all that its worker has pushed before.
-    fn is_in_order(&self, part: Part, item: &Entry) -> bool {
+    fn is_in_order(&self, part: Part, item: &LogEntry) -> bool {
         let from = self.sums.partition_point(|it| it.number < part.sum);
         let mut later = self.sums.range(from..).flat_map(|sum| &sum.parts);
         later.all(|it| it.sender != item.sender)
@@ -89,7 +77,7 @@ impl Chains {
         shard: &dyn Shard,
         index: usize,
         place: Place,
-        (part, item): (Part, Entry),
+        (part, item): (Part, LogEntry),
     ) {
         if !chain.is_in_order(part, &item) {
             self.pass_parts(lanes, chain, index, place);
@@ -137,15 +125,17 @@ impl Tables {
     }
 }
 
-impl Replica {
+impl Around<'_> {
     /// Keeps a part of a sum that was applied, as [`Chains::gather_part`] does.
-    pub(super) fn gather_part(&mut self, around: &mut Around<'_>, part: Part, record: Entry) {
-        let place = (self.number, self.range);
-        let Some(chain) = &mut self.chain else { return };
-        let Around { lanes, chains, index } = around;
-        chains.gather_part(lanes, chain, &*self.shard, *index, place, (part, record));
+    pub(super) fn gather_part(&mut self, replica: &mut Replica, part: Part, record: LogEntry) {
+        let place = (replica.number, replica.range);
+        let Some(chain) = &mut replica.chain else { return };
+        let Around { lanes, chains, index } = self;
+        chains.gather_part(lanes, chain, &*replica.shard, *index, place, (part, record));
     }
+}
 
+impl Replica {
     /// The sum of which a push that is new at the first thread of a chain is a part.
     pub(super) fn part(&self, new: Option<Op>, op: Op, request: &Request<'_>) -> Option<Part> {
         let chain = self.chain.as_ref()?;
@@ -159,13 +149,13 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
 
     use super::*;
-    use crate::server::tables::chain::log::{Effect, Waiting};
+    use crate::server::tables::chain::log::{Awaiter, Effect};
     use crate::server::tables::chain::sessions::Sender;
     use crate::table::{TableSpec, ValueType};
     use caravan_van::Pool;
 
-    fn part_of(node: u32) -> Entry {
-        Entry::made(Sender { node, incarnation: 1 }, Effect::nothing(1), Waiting::Nobody)
+    fn part_of(node: u32) -> LogEntry {
+        LogEntry::made(Sender { node, incarnation: 1 }, Effect::nothing(1), Awaiter::Nobody)
     }
 
     /// Sums wait in the order of their numbers, whichever begins first; a worker that pushes a part

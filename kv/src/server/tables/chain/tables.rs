@@ -198,7 +198,7 @@ impl Tables {
         let (place, count) = ((message.table(), message.range()), message.len());
         let is_failure = message.kind() == Kind::Failure;
         if is_failure && message.op() == Op::Lost as u8 {
-            self.count_as_lost();
+            self.chains.count_as_lost(self.index);
         } else if let Some(at) = self.position(place.0, place.1.begin())
             && let Replica { chain: Some(chain), .. } = &mut self.entries[at]
             && chain.next == Some(server)
@@ -216,13 +216,6 @@ impl Tables {
             }
         }
         message.pass(count);
-    }
-
-    /// Records that others count this thread as lost.
-    fn count_as_lost(&mut self) {
-        tracing::warn!("this server thread counts as lost: it serves no longer");
-        self.chains.view.lost.insert(self.index);
-        self.chains.note_view();
     }
 
     /// Records the answer to a message about a shard as a whole.
@@ -383,7 +376,7 @@ impl Tables {
         self.chains.counters.held += 1;
         self.chains.is_due = true;
         let admission = admission.as_deref().filter(|admission| admission.foresees());
-        match admission.filter(|_| !held.message.is_forwarded()) {
+        match admission.filter(|_| held.message.origin().is_none()) {
             None => chain.held.push_back(held),
             Some(admission) => self.chains.hold_in_order(admission, &mut chain.held, held),
         }
@@ -468,7 +461,7 @@ fn release_held(
 ) {
     // A chain that has such requests holds others, so they are taken out before it is asked.
     let mut held = std::mem::take(&mut chain.held);
-    if !held.is_empty() && chain.holds(chains, lanes, index) {
+    if !held.is_empty() && chain.room(chains, lanes, index) == 0 {
         chain.held = held;
     } else {
         released.append(&mut held);

@@ -7,7 +7,7 @@ use std::time::Duration;
 use caravan_van::wire::Coding;
 use caravan_van::{Connections, Draft, PeerId};
 
-use super::log::{Entry, Log, Place};
+use super::log::{Log, LogEntry, Place};
 use crate::op::Op;
 
 /// A lane to a thread that follows.
@@ -66,7 +66,7 @@ impl Way<'_> {
     }
 
     /// Posts records of an entry, from `from` on, at most so many; returns how many it has posted.
-    pub(super) fn replicate(&mut self, entry: &Entry, from: usize, most: usize) -> usize {
+    pub(super) fn replicate(&mut self, entry: &LogEntry, from: usize, most: usize) -> usize {
         let Some(peer) = self.lane.peer else { return 0 };
         entry.post(from, most, self.lanes, peer, self.place)
     }
