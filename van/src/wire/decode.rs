@@ -150,19 +150,17 @@ pub(super) fn check_header(header: &Header) -> Result<Kind, DecodeError> {
         return Err(DecodeError::Version { version: header.version });
     }
     let kind = Kind::from_raw(header.kind).ok_or(DecodeError::UnknownKind { kind: header.kind })?;
-    if header.flags & !flags::PLAIN != 0 {
-        check_flags(header, kind)?; // some section is coded or apart
+    if header.flags & !(flags::OFFER | flags::SIGNATURE) != 0 {
+        check_flags(header, kind)?; // some section is coded or apart, or it is forwarded
     }
     Ok(kind)
 }
 
 fn check_flags(header: &Header, kind: Kind) -> Result<(), DecodeError> {
     let flags = header.flags;
-    if flags & !flags::ALL != 0 {
-        return Err(DecodeError::UnknownFlags { flags });
-    }
     let apart_and_snappy = flags::VALUES_UNCOVERED | flags::VALUES_SNAPPY;
-    if flags & apart_and_snappy == apart_and_snappy {
+    let is_request = matches!(kind, Kind::Request | Kind::Requests);
+    if flags & apart_and_snappy == apart_and_snappy || flags & flags::ORIGIN != 0 && !is_request {
         return Err(DecodeError::Contradiction { flags, kind });
     }
     for (section, bytes, about) in [

@@ -169,12 +169,6 @@ pub enum DecodeError {
         /// The value found.
         kind: u8,
     },
-    /// A flag does not exist.
-    #[error("flags {flags:#010b} hold bits outside of {all:#010b}", all = flags::ALL)]
-    UnknownFlags {
-        /// The value found.
-        flags: u8,
-    },
     /// Flags exclude each other in this kind of message.
     #[error("flags {flags:#010b} contradict each other in a message of kind {kind:?}")]
     Contradiction {

@@ -143,6 +143,7 @@ fn contents() -> impl Strategy<Value = Content> {
                 }
                 None => Vec::new(),
             };
+            let origin = origin.filter(|_| kind == Kind::Request);
             Content {
                 kind,
                 numbers,
