@@ -5,10 +5,11 @@
 //! [`stream_pushes`], [`stream_pulls`] and [`stream_sparse`]; by itself it shows nothing. Nothing
 //! here waits, so the same program gives the same counts. The argument is the operation, how many
 //! are in flight, and options: `shm` for shared memory, the consistency model of the table,
-//! `parked` for one where another worker's pull waits, `copy` for one with a copy on a second server,
-//! which needs `shm`, the handle of the table, which is `add` by default: `push-1`, `pull-200`, `push-1-shm`, `pull-200-ssp`, `push-200-ftrl`. Under BSP every
-//! push ends the iteration of the only worker, or it would wait. `sparse-1000` has iterations of
-//! SparseSSP's controller alone, of 1000 keys.
+//! `parked` for one where another worker's pull waits, `copy` for one with a copy on a second
+//! server, which needs `shm`, the handle of the table, which is `add` by default: `push-1`,
+//! `pull-200`, `push-1-shm`, `pull-200-ssp`, `push-200-ftrl`. Under BSP every push ends the
+//! iteration of the only worker, or it would wait. `sparse-1000` has iterations of SparseSSP's
+//! controller alone, of 1000 keys.
 
 #![forbid(unsafe_code)]
 

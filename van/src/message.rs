@@ -252,8 +252,8 @@ impl Message {
         (0..count.min(self.open)).for_each(|_| self.advance());
     }
 
-    /// A message of the next `count` records at most, which stay here as well. Both share the memory
-    /// of the image.
+    /// A message of the next `count` records at most, which stay here as well. Both share the
+    /// memory of the image.
     pub fn first(&self, count: usize) -> Message {
         let open = self.open.min(count);
         Message { image: self.image.clone(), apart: self.apart.clone(), count: open, open, ..*self }
@@ -491,9 +491,9 @@ fn whole(mut message: Message) -> Result<Message> {
     Ok(message)
 }
 
-/// The next records of a message but the first, as they lie in a batch of requests with so many value
-/// bytes each: the timestamp, the key and the values of each. With them the distance from one to the
-/// next. `None` if they do not lie so.
+/// The next records of a message but the first, as they lie in a batch of requests with so many
+/// value bytes each: the timestamp, the key and the values of each. With them the distance from one
+/// to the next. `None` if they do not lie so.
 pub(crate) fn records_behind(message: &Message, value_bytes: usize) -> Option<(&[u8], usize)> {
     let is_run = message.stride > 0
         && message.kind == Kind::Request

@@ -123,9 +123,9 @@ impl Packer {
         true
     }
 
-    /// Appends records behind the first of a received message to the current batch, of which the first
-    /// was the last message: as they lie, as many as there is room for, and at most so many. Returns
-    /// how many.
+    /// Appends records behind the first of a received message to the current batch, of which the
+    /// first was the last message: as they lie, as many as there is room for, and at most so many.
+    /// Returns how many.
     pub(super) fn append_records(&mut self, message: &Message, most: usize) -> usize {
         let (Some(template), Some(memory)) = (&self.template, &mut self.memory) else { return 0 };
         let key = &template.key;

@@ -42,9 +42,9 @@ impl Connections {
         Ok(())
     }
 
-    /// Posts requests of a received message behind its first one, which was posted last, each with the
-    /// header of that one: as many as fit into the open frame, as they lie. Returns how many; none
-    /// where they have to be posted one by one.
+    /// Posts requests of a received message behind its first one, which was posted last, each with
+    /// the header of that one: as many as fit into the open frame, as they lie. Returns how many;
+    /// none where they have to be posted one by one.
     pub fn post_records(&mut self, peer: PeerId, message: &Message) -> usize {
         let Ok(open) = lane(&mut self.lanes, peer) else { return 0 };
         if !open.is_free() {

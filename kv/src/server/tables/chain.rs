@@ -332,11 +332,11 @@ impl Chain {
         self.seen
     }
 
-    /// How many requests may be executed now; none if they have to wait: for others before them, for
-    /// the next thread, or for room there. Where copies are asynchronous nothing waits until as much
-    /// is under way as a lane has credits. The last message to each thread that is for others
-    /// further on leaves room for those that end there, so that full lanes never wait for each other
-    /// in a circle.
+    /// How many requests may be executed now; none if they have to wait: for others before them,
+    /// for the next thread, or for room there. Where copies are asynchronous nothing waits until as
+    /// much is under way as a lane has credits. The last message to each thread that is for others
+    /// further on leaves room for those that end there, so that full lanes never wait for each
+    /// other in a circle.
     fn room(&mut self, chains: &Chains, lanes: &Connections, index: usize) -> usize {
         if !self.held.is_empty() {
             return 0;
@@ -658,8 +658,8 @@ impl Chains {
     }
 }
 
-/// Applies a record to a shard and its model, if it has one here; returns the answer of a command or
-/// a join.
+/// Applies a record to a shard and its model, if it has one here; returns the answer of a command
+/// or a join.
 ///
 /// # Errors
 /// The reason why they are invalid.

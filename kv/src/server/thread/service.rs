@@ -571,8 +571,8 @@ impl ShardService {
     }
 }
 
-/// Applies the records in the inbox that the thread before this one in a chain forwards. One that has
-/// to wait is taken out.
+/// Applies the records in the inbox that the thread before this one in a chain forwards. One that
+/// has to wait is taken out.
 #[inline(never)]
 fn follow(service: &mut ShardService, peer: PeerId) {
     let message = service.endpoint.inbox.message();

@@ -404,8 +404,8 @@ fn what_was_refused_is_refused_again() {
     assert!(again > 0 || !has_all_seeds());
 }
 
-/// The first answer to a message with this operation, from a node of this role, which forwards it for
-/// another one or not.
+/// The first answer to a message with this operation, from a node of this role, which forwards it
+/// for another one or not.
 fn ask(network: &Network, role: u8, op: u8, origin: Option<Origin>) -> String {
     let mut asking = endpoint_of(network, 7, role);
     let peer: PeerId = asking.connect("sim:0").unwrap();

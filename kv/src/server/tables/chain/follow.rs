@@ -1,5 +1,5 @@
-//! The copies of a shard behind the head of its chain: they apply the records that the thread before
-//! them forwards, in its order, and forward them further.
+//! The copies of a shard behind the head of its chain: they apply the records that the thread
+//! before them forwards, in its order, and forward them further.
 //!
 //! Path: codec > thread > **tables** > shard > store > answer.
 

@@ -322,7 +322,8 @@ impl Replica {
         None
     }
 
-    /// Puts a push into the log, behind those of a run, that the shard refuses. Copies refuse it, too.
+    /// Puts a push into the log, behind those of a run, that the shard refuses. Copies refuse it,
+    /// too.
     fn refuse_run(
         &mut self,
         around: &mut Around<'_>,

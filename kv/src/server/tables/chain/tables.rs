@@ -188,7 +188,8 @@ impl Tables {
         true
     }
 
-    /// Records that the next thread has acknowledged the next records of a shard, or has refused one.
+    /// Records that the next thread has acknowledged the next records of a shard, or has refused
+    /// one.
     fn enter_acknowledged(
         &mut self,
         lanes: &mut Connections,
