@@ -433,6 +433,15 @@ fn replace(network: &Network, seed: u64) -> (usize, usize, i64) {
     (died, left, sums.iter().flatten().sum())
 }
 
+/// A server is told of a table before it has heard that another one has left its place to it, so
+/// that it does not make what is placed there. Method: the seed at which a worker met that.
+#[test]
+fn a_successor_hears_of_its_place_before_it_makes_a_table() {
+    let network = Network::new(887, weather(887));
+    let driver = network.spawn("driver", |network| depart(network, 2 * 887));
+    driver.join().unwrap_or_else(|stopped| panic!("{stopped}"));
+}
+
 #[test]
 fn servers_are_replaced_one_after_the_other_until_no_founder_is_left() {
     let (mut died, mut left, mut pushed) = (0, 0, 0);

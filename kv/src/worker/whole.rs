@@ -154,6 +154,10 @@ impl Worker {
         next: BTreeSet<usize>,
     ) -> Result<Option<Vec<usize>>> {
         self.wait_until_known(&next)?;
+        // What is placed on one that has left is made by its successor, who has to know that.
+        if self.recovery.is_on {
+            self.tell_view()?;
+        }
         let next = self.behind_departed(number, told, next);
         let lives =
             |server: &usize| *server < self.servers.len() && !self.recovery.is_gone(*server);
