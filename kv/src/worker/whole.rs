@@ -47,17 +47,8 @@ impl Worker {
     /// have; returns its place here.
     fn create_at_owners(&mut self, spec: &TableSpec, range: KeyRange, text: &str) -> Result<usize> {
         let map = spec.placement.map(range, self.founders)?;
-        // Others know the tables of which they have copies.
-        let first = match (self.first(), self.living().first()) {
-            (Ok(first), _) | (Err(_), Some(&first)) => first,
-            (Err(error), None) => return Err(error),
-        };
-        let created: Created = self.ask(first, Op::Create, text.as_bytes())?;
+        let (first, created) = number_table(self, text)?;
         let number = created.number;
-        self.wait_for_news(|worker| {
-            let knows_less = worker.recovery.view.events.len() < created.heard;
-            (knows_less && worker.waits.is_watched()).then_some(first)
-        })?;
         let mut claims = Vec::new();
         if !created.is_complete || spec.replicas > 0 || self.waits.spares {
             let dropped = created.dropped.clone();
@@ -405,5 +396,28 @@ impl Worker {
             what: op.what(),
             reason: format!("its answer can't be read: {error}"),
         })
+    }
+}
+
+/// Asks the first server for the number of a table; returns which server that is, and its answer.
+/// It has created what is placed on it, and on those that have left it their places, as far as it
+/// has heard. If this worker has heard of more, it tells that, and asks again.
+fn number_table(worker: &mut Worker, text: &str) -> Result<(usize, Created)> {
+    loop {
+        // Others know the tables of which they have copies.
+        let first = match (worker.first(), worker.living().first()) {
+            (Ok(first), _) | (Err(_), Some(&first)) => first,
+            (Err(error), None) => return Err(error),
+        };
+        let created: Created = worker.ask(first, Op::Create, text.as_bytes())?;
+        worker.wait_for_news(|worker| {
+            let knows_less = worker.recovery.view.events.len() < created.heard;
+            (knows_less && worker.waits.is_watched()).then_some(first)
+        })?;
+        let knows_all = created.heard >= worker.recovery.view.events.len();
+        if knows_all || !worker.recovery.is_on {
+            return Ok((first, created));
+        }
+        worker.tell_view()?;
     }
 }
