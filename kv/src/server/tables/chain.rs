@@ -576,16 +576,18 @@ impl Chain {
 }
 
 impl Chains {
-    /// The lane to the next thread of a chain, if there is one.
+    /// The lane to the next thread of a chain, if there is one; so many are behind this one.
     fn way<'a>(
         &'a mut self,
         lanes: &'a mut Connections,
         next: Option<usize>,
         index: usize,
         place: Place,
+        behind: usize,
     ) -> Option<Way<'a>> {
         let lane = self.lanes.entry(next?).or_default();
-        Some(Way { lanes, lane, count: &mut self.count, index, place })
+        let reserve = behind.saturating_sub(1);
+        Some(Way { lanes, lane, count: &mut self.count, index, place, reserve })
     }
 
     /// Connects to a thread, or returns that a lane is open.
@@ -650,7 +652,9 @@ impl Chains {
             if !(entry.does_nothing() && entry.waiting.is_nobody()) {
                 self.counters.passed += entry.len() as u64;
                 self.counters.bytes += entry.payload() as u64;
-                chain.pass_on(self.way(lanes, chain.next, index, place), &mut broken, entry);
+                let behind = chain.seen(self, index).behind;
+                let way = self.way(lanes, chain.next, index, place, behind);
+                chain.pass_on(way, &mut broken, entry);
             }
         }
         self.is_due |= !broken.is_empty() || !chain.log.is_posted();

@@ -305,7 +305,7 @@ impl LogEntry {
         let Records::Received { message, list, .. } = &self.records else {
             let request = self.request();
             let draft = self.draft(raw, place, self.timestamp(), &request);
-            return usize::from(from == 0 && post(lanes, draft));
+            return usize::from(from == 0 && most > 0 && post(lanes, draft));
         };
         let mut rest = message.first(from.saturating_add(most));
         rest.pass(from);

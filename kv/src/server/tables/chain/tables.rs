@@ -297,11 +297,10 @@ impl Tables {
                 let behind = chains.view.behind(chain.first, chain.replicas, *index);
                 let text = known.get(&number).map_or("", |known| known.text.as_str());
                 let mut counters = chains.counters;
-                let Some(mut way) = chains.way(&mut endpoint.lanes, next, *index, (number, range))
-                else {
-                    continue;
-                };
-                while way.lane.peer.is_some_and(|peer| way.lanes.credits(peer) >= behind.max(1)) {
+                let place = (number, range);
+                let way = chains.way(&mut endpoint.lanes, next, *index, place, behind);
+                let Some(mut way) = way else { continue };
+                while way.room() > 0 {
                     let piece_bytes = moves.piece_bytes;
                     let copies = matches!(chain.link, Link::Copies { next: Some(_), .. });
                     let shard = &mut *entry.shard;

@@ -46,9 +46,19 @@ pub(super) struct Way<'a> {
     pub(super) count: &'a mut u64,
     pub(super) index: usize,
     pub(super) place: Place,
+    /// Credits of the lane that stay for records of others, which that thread can confirm by
+    /// itself. Where chains go round in a circle, lanes full of what has to go further would wait
+    /// for each other.
+    pub(super) reserve: usize,
 }
 
 impl Way<'_> {
+    /// How many messages may be posted now.
+    pub(super) fn room(&self) -> usize {
+        let credits = self.lane.peer.map_or(0, |peer| self.lanes.credits(peer));
+        credits.saturating_sub(self.reserve)
+    }
+
     /// Posts a message about the shard as a whole; returns whether it could be posted now.
     pub(super) fn post(&mut self, draft: Draft<'_>, op: Op) -> bool {
         let Some(peer) = self.lane.peer else { return false };
@@ -65,9 +75,11 @@ impl Way<'_> {
         true
     }
 
-    /// Posts records of an entry, from `from` on, at most so many; returns how many it has posted.
+    /// Posts records of an entry, from `from` on, at most so many and as far as there is room;
+    /// returns how many it has posted.
     pub(super) fn replicate(&mut self, entry: &LogEntry, from: usize, most: usize) -> usize {
         let Some(peer) = self.lane.peer else { return 0 };
+        let most = most.min(self.room());
         entry.post(from, most, self.lanes, peer, self.place)
     }
 
