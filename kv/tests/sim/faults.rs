@@ -98,6 +98,9 @@ impl Fate {
         let mut at = Vec::new();
         for _ in 0..times {
             network.sleep(Duration::from_micros(draws.below(self.pause_us)));
+            if self.fault == Fault::Again && !oracle.wait_for_copies(network, self.workers) {
+                break;
+            }
             let server = self.choose(network, oracle, draws, &lost);
             let name = format!("server {server}");
             match self.fault {
@@ -126,7 +129,6 @@ impl Fate {
     fn choose(&self, network: &Network, oracle: &Oracle, draws: &mut Draws, lost: &[u64]) -> u64 {
         let server = draws.below(self.servers);
         if self.fault == Fault::Again {
-            oracle.wait_for_copies(network);
             return oracle.living(server, self.servers);
         }
         if lost.is_empty() || draws.below(4) == 0 {
