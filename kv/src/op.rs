@@ -80,7 +80,8 @@ operations! {
     Mark = 16 by Anybody,
     /// From the owner of a shard to a newcomer: it will come.
     Take = 17 by Server,
-    /// Rows of it. When a shard moves, the command marks the last ones.
+    /// Rows of it. The command marks the last ones of a shard that moves, and those that were
+    /// overwritten.
     Rows = 18 by Server,
     /// A push to it, which the owner has applied.
     Forward = 19 by Server,
@@ -99,8 +100,9 @@ operations! {
     /// From a thread of a shard's chain to the next one: follow. The answer's value says whether
     /// that has a whole copy.
     Follow = 25 by Server,
-    /// Nothing but an answer to a forwarded request, which names its shard by the range: all copies
-    /// behind the sender of the request have it; or, as a failure, why there is none any more.
+    /// An answer to a forwarded request, which names its shard by the range: all copies behind the
+    /// sender of the request have it; or, as a failure, why there is none any more. Forwarded:
+    /// nothing but a record.
     Record = 26 by Nobody,
     /// The copy is whole. The values say what was applied of whom.
     Whole = 27 by Server,

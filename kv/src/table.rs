@@ -366,9 +366,6 @@ impl TableSpec {
             Some(_) if self.once && self.replicas > 0 => {
                 Err("a table with replicas knows repeats by itself: leave once out".to_owned())
             }
-            Some(consistency) if self.replicas > 0 => {
-                consistency.check().and_then(|()| consistency.check_copies())
-            }
             Some(consistency) => consistency.check(),
             None if self.once => Err("once needs iterations, so a consistency model".to_owned()),
             None => Ok(()),

@@ -1,10 +1,10 @@
-//! Goal: what trains in steps under BSP, SSP, ASP and bounded delay goes on without servers that
-//! die, if the table has replicas: no push is lost, none counts twice, and no read is older than
-//! its model allows.
+//! Goal: what trains in steps under any consistency model goes on without servers that die, if the
+//! table has replicas: no push is lost, none counts twice, and no read is older than its model
+//! allows.
 //! Method: the real driver, workers and servers as nodes of a simulated network, of which servers
-//! crash. One worker, and under BSP several, are held against `trainer::serial`, to the bit.
-//! Several push ones, which are counted at the end; topics keep their counts; and gradients end
-//! near the serial objective.
+//! crash. One worker, and under BSP and data-centric constraints several, are held against
+//! `trainer::serial`, to the bit. Several push ones, which are counted at the end; topics keep
+//! their counts; and gradients end near the serial objective.
 
 use crate::support::example;
 use std::fmt::Debug;
@@ -174,6 +174,20 @@ fn several_workers_under_bsp_are_the_serial_run_wherever_servers_die() {
     settings.descent.options = json!({"rate": 0.3});
     is_the_serial_run::<sgd::Sgd>(&copied(settings, "bsp", 20), 3, 12);
     std::fs::remove_file(&examples).unwrap();
+}
+
+/// Each writes a chunk of its own when all have read it, and whoever serves then knows who has.
+#[test]
+fn several_workers_under_data_centric_constraints_are_the_serial_run_wherever_servers_die() {
+    let points = |at: u32| {
+        let features = (0..24).map(|feature| format!(" {feature}:{}", (at * 7 + feature) % 5));
+        format!("{}{}\n", at % 3, features.collect::<String>())
+    };
+    let points = file("chunks", &(0..60).map(points).collect::<String>());
+    let settings =
+        linreg::Settings { files: vec![points.clone()], features: 24, rate: 0.5, steps: 100 };
+    is_the_serial_run::<linreg::LinReg>(&copied(settings, "data:0", 4), 3, 8);
+    std::fs::remove_file(&points).unwrap();
 }
 
 /// Pushes ones: all parts to the same keys in a step.
@@ -383,15 +397,13 @@ fn what_has_no_copies_is_refused_by_name() {
         assert!(says.iter().all(|part| said.contains(part)), "{said}");
         assert!(Job { replicas: 0, ..job }.check_replicas(servers).is_ok());
     };
-    let remedy = "the other models have";
-    refused(copied((), "data:1", 1), None, ["data-centric(1)", "counts reads", remedy]);
     for hint in ["seq", "hogwild", "spmt"] {
         let job = Job { hint: hint.parse().unwrap(), ..copied((), "ssp:1", 1) };
         refused(job, Some(9), [hint, "in one worker", "take the hint ps"]);
     }
     let says = ["no room for 1 replicas on 1 servers", "take 2 servers", "at most 0 replicas"];
     refused(copied((), "asp", 1), Some(1), says);
-    for model in ["bsp", "ssp:0", "sparse-ssp:1:2", "asp", "delay:2"] {
+    for model in ["bsp", "ssp:0", "sparse-ssp:1:2", "asp", "delay:2", "data:0", "data:1"] {
         copied((), model, 1).check_replicas(Some(2)).unwrap();
         copied((), model, 1).check_replicas(None).unwrap();
     }

@@ -14,10 +14,14 @@
 //! A worker that announces a clock has finished its iterations below: a chunk that it did not read
 //! there no longer waits for it. Where all workers have finished an iteration, the chunk counts as
 //! written in it, also if its owner wrote nothing or left.
+//!
+//! With δ = 0 the next write of a chunk may come as soon as all have read it. So a read whose
+//! answer was lost is one of the version before ([`Verdict::Previous`]).
 
 use std::collections::BTreeMap;
 
-use super::{Access, Controller, Members, Refusal, Verdict, WaitReason};
+use super::chunk::{Chunk, Reads};
+use super::{Access, Controller, Members, Refusal, Standing, Verdict, WaitReason};
 
 /// Bounds the delay between the reads and the writes of each chunk.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -33,58 +37,11 @@ pub struct DataCentric {
     ahead: usize,
 }
 
-#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
-struct Chunk {
-    /// The iteration of the last write; 0 before the first.
-    written: u64,
-    owner: Option<u32>,
-    /// Ascending by worker. A map would take the memory of eleven for one.
-    readers: Vec<(u32, Reads)>,
-}
-
-/// The iterations in which a worker has read a chunk.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
-struct Reads {
-    /// All up to this one.
-    through: u64,
-    /// Later ones, read ahead of one that is missing, ascending.
-    beyond: Vec<u64>,
-}
-
 /// Memory of a chunk, and of each of its readers.
 const CHUNK_BYTES: usize = 128;
 
 /// Memory of a read ahead.
 const READ_BYTES: usize = 48;
-
-impl Chunk {
-    fn position(&self, worker: u32) -> Result<usize, usize> {
-        self.readers.binary_search_by_key(&worker, |(reader, _)| *reader)
-    }
-
-    fn reads(&self, worker: u32) -> Option<&Reads> {
-        self.position(worker).ok().map(|at| &self.readers[at].1)
-    }
-}
-
-impl Reads {
-    fn add(&mut self, version: u64) {
-        if version > self.through
-            && let Err(at) = self.beyond.binary_search(&version)
-        {
-            self.beyond.insert(at, version);
-        }
-        let mut through = self.through;
-        let follows = |version: &&u64| {
-            let is_next = through.checked_add(1) == Some(**version);
-            through = if is_next { **version } else { through };
-            is_next
-        };
-        let count = self.beyond.iter().take_while(follows).count();
-        self.beyond.drain(..count);
-        self.through = through;
-    }
-}
 
 impl DataCentric {
     /// For `workers` readers, judges included, and chunks of `chunk_keys` keys, at least 1; `delay`
@@ -114,6 +71,30 @@ impl DataCentric {
         let through =
             |worker| chunk.and_then(|chunk| chunk.reads(worker)).map_or(0, |reads| reads.through);
         self.members.iter().all(|(worker, clock)| clock > version || through(worker) >= version)
+    }
+
+    /// Counts a request of a worker in iteration `announced` as executed.
+    fn count(&mut self, access: &Access<'_>, announced: u64) {
+        let Access { worker, clock, writes, keys, .. } = *access;
+        for chunk in chunks(keys, self.chunk_keys) {
+            let chunk = self.chunks.entry(chunk).or_default();
+            if writes {
+                chunk.written = chunk.written.max(clock);
+                chunk.owner = Some(worker);
+            } else {
+                let at = chunk.position(worker).unwrap_or_else(|at| {
+                    self.readers += 1;
+                    chunk.readers.reserve_exact(1);
+                    chunk.readers.insert(at, (worker, Reads::default()));
+                    at
+                });
+                let reads = &mut chunk.readers[at].1;
+                self.ahead -= reads.beyond.len();
+                reads.through = reads.through.max(announced - 1);
+                reads.add(clock);
+                self.ahead += reads.beyond.len();
+            }
+        }
     }
 
     /// Whether a read may be executed, without its effect.
@@ -219,7 +200,7 @@ impl Controller for DataCentric {
     }
 
     fn admit(&mut self, access: &Access<'_>) -> Verdict {
-        let Access { worker, clock, writes, keys, .. } = *access;
+        let Access { worker, clock, writes, .. } = *access;
         if clock == 0 {
             return Verdict::Admit;
         }
@@ -231,29 +212,46 @@ impl Controller for DataCentric {
             true => self.check_write(access, delay, announced),
             false => self.check_read(access, delay),
         };
-        if verdict != Verdict::Admit {
-            return verdict;
+        if verdict == Verdict::Admit {
+            self.count(access, announced);
         }
-        for chunk in chunks(keys, self.chunk_keys) {
-            let chunk = self.chunks.entry(chunk).or_default();
-            if writes {
-                chunk.written = clock;
-                chunk.owner = Some(worker);
-            } else {
-                let at = chunk.position(worker).unwrap_or_else(|at| {
-                    self.readers += 1;
-                    chunk.readers.reserve_exact(1);
-                    chunk.readers.insert(at, (worker, Reads::default()));
-                    at
-                });
-                let reads = &mut chunk.readers[at].1;
-                self.ahead -= reads.beyond.len();
-                reads.through = reads.through.max(announced - 1);
-                reads.add(clock);
-                self.ahead += reads.beyond.len();
-            }
+        verdict
+    }
+
+    fn counts_reads(&self) -> bool {
+        self.delay.is_some()
+    }
+
+    fn repeat(&mut self, access: &Access<'_>) -> bool {
+        let Access { worker, clock, writes, keys, .. } = *access;
+        let (Some(announced), Some(_), 1..) = (self.members.clock(worker), self.delay, clock)
+        else {
+            return true;
+        };
+        let is_counted = |chunk: &Chunk| match writes {
+            true => chunk.written >= clock,
+            false => chunk.reads(worker).is_some_and(|reads| reads.has(clock)),
+        };
+        let mut all = chunks(keys, self.chunk_keys);
+        if all.all(|chunk| self.chunks.get(&chunk).is_some_and(is_counted)) {
+            return false;
         }
-        Verdict::Admit
+        self.count(access, announced);
+        true
+    }
+
+    fn standing(&self) -> Standing {
+        let chunks = self.chunks.clone();
+        Standing { chunks, ..Standing::new(self.members.clone(), None) }
+    }
+
+    fn take(&mut self, standing: Standing) -> Result<(), Refusal> {
+        self.members = standing.members;
+        self.chunks = standing.chunks;
+        let readers = || self.chunks.values().flat_map(|chunk| &chunk.readers);
+        self.readers = readers().count();
+        self.ahead = readers().map(|(_, reads)| reads.beyond.len()).sum();
+        Ok(())
     }
 
     fn is_blocked(&self, wait_reason: &WaitReason) -> bool {
@@ -292,6 +290,42 @@ pub(crate) fn chunks(keys: &[u64], chunk_keys: u64) -> impl Iterator<Item = u64>
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A copy that has heard of the same requests, or has taken over the standing, decides alike.
+    #[test]
+    fn a_copy_counts_what_another_one_has_admitted() {
+        let new = || {
+            let mut chunks = DataCentric::new(2, Some(0), 1);
+            assert_eq!([0, 1].map(|worker| chunks.join(worker, 1)), [1, 1]);
+            chunks
+        };
+        let (mut first, mut copy, mut later) = (new(), new(), DataCentric::new(2, Some(0), 1));
+        let access =
+            |worker, writes: bool| Access { worker, clock: 1, reads: !writes, writes, keys: &[0] };
+        for access in [access(0, false), access(1, false), access(1, false), access(0, true)] {
+            copy.repeat(&access);
+            assert_eq!(first.admit(&access), Verdict::Admit);
+            assert!(!copy.repeat(&access), "{access:?} is counted already");
+            assert_eq!(first, copy);
+        }
+        assert_eq!(later.take(first.standing()), Ok(()));
+        assert_eq!(later, first);
+        for mut one in [copy, later] {
+            assert_eq!(one.admit(&access(1, false)), Verdict::Previous);
+            assert_eq!(one.admit(&access(0, true)), Verdict::Repeated);
+        }
+    }
+
+    #[test]
+    fn what_no_worker_that_takes_part_has_done_is_not_counted() {
+        let mut chunks = DataCentric::new(1, Some(0), 1);
+        chunks.join(0, 1);
+        let before = chunks.clone();
+        let stranger = Access { worker: 7, clock: 1, reads: true, writes: false, keys: &[0] };
+        chunks.repeat(&stranger);
+        chunks.repeat(&Access { worker: 0, clock: 0, ..stranger });
+        assert_eq!(chunks, before);
+    }
 
     /// A worker that does not wait for its writes sends the next one while the last is parked.
     #[test]

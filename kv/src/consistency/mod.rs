@@ -20,6 +20,7 @@
 mod asp;
 mod bounded_delay;
 mod bsp;
+mod chunk;
 mod data_centric;
 mod members;
 mod parked;
@@ -28,6 +29,7 @@ mod recorder;
 mod sparse_ssp;
 mod spec;
 mod ssp;
+mod standing;
 
 pub use self::asp::Asp;
 pub use self::bounded_delay::BoundedDelay;
@@ -41,6 +43,7 @@ pub use self::recorder::{MapRecorder, Recorder, RingRecorder};
 pub use self::sparse_ssp::SparseSsp;
 pub use self::spec::{Consistency, Model};
 pub use self::ssp::Ssp;
+pub use self::standing::Standing;
 
 /// What a shard says of a request by the clock of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -85,8 +88,8 @@ pub enum Verdict {
     Park(WaitReason),
     /// It is a write that was executed before: acknowledge it, and apply nothing.
     Repeated,
-    /// It is a read that was executed before, and its chunks have been written since: answer it
-    /// with their version before that write.
+    /// It is a read that was executed before, and some of its chunks have been written since:
+    /// answer it with their version before that write.
     Previous,
     /// It cannot be executed, now or later.
     Refuse(Refusal),
@@ -248,6 +251,31 @@ pub trait Controller {
     /// The reason why it cannot be executed.
     fn announce(&mut self, _access: &Access<'_>) -> Result<(), Refusal> {
         Ok(())
+    }
+
+    /// What another copy of the shard takes over.
+    fn standing(&self) -> Standing {
+        Standing::new(self.members().clone(), self.bound())
+    }
+
+    /// Takes over what another copy of the shard has told.
+    ///
+    /// # Errors
+    /// As [`Controller::set_bound`].
+    fn take(&mut self, standing: Standing) -> Result<(), Refusal> {
+        *self.members_mut() = standing.members;
+        standing.bound.map_or(Ok(()), |bound| self.set_bound(bound))
+    }
+
+    /// Whether reads change what is admitted later, so that all copies of a shard hear of them.
+    fn counts_reads(&self) -> bool {
+        false
+    }
+
+    /// Counts a request as executed that another copy of the shard has admitted. Returns whether it
+    /// was not counted before: of a read, copies may hear again.
+    fn repeat(&mut self, _access: &Access<'_>) -> bool {
+        true
     }
 
     /// Whether a request may be executed now; if so, it counts as executed.

@@ -132,18 +132,6 @@ impl Consistency {
         }
     }
 
-    /// Checks that shards under this model may have copies: these hear of inputs alone, in order.
-    ///
-    /// # Errors
-    /// What the model would need.
-    pub fn check_copies(&self) -> Result<(), String> {
-        let why = match self.model {
-            Model::DataCentric { .. } => "it counts reads, and copies do not hear of them",
-            _ => return Ok(()),
-        };
-        Err(format!("{} has no replicas yet: {why}; the other models have", self.model))
-    }
-
     /// The controller of a shard with these keys; `is_dense` says whether it has a row for each.
     pub(crate) fn controller(&self, range: KeyRange, is_dense: bool) -> Box<dyn Controller> {
         let workers = self.workers as usize;

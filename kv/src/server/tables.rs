@@ -12,6 +12,7 @@ mod numbers;
 mod outcome;
 mod replica;
 mod served;
+mod versions;
 mod whole;
 
 use std::collections::BTreeMap;

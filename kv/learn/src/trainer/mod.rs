@@ -34,7 +34,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use caravan_kv::consistency::{Consistency, Model};
+use caravan_kv::consistency::Model;
 use caravan_kv::error::with_sources;
 use caravan_kv::{Apps, TableSpec};
 use caravan_van::Value;
@@ -309,21 +309,16 @@ impl<S> Job<S> {
     /// [`caravan_kv::Error::Config`] with what cannot have copies, and the remedy.
     pub fn check_replicas(&self, servers: Option<usize>) -> caravan_kv::Result<()> {
         let Job { replicas, hint, .. } = *self;
-        let copies = Consistency { model: self.consistency, workers: 1 }.check_copies();
-        let why = match (servers, copies) {
-            _ if replicas == 0 => return Ok(()),
-            _ if hint != Hint::Ps => format!(
+        let checked = match servers {
+            _ if replicas == 0 => Ok(()),
+            _ if hint != Hint::Ps => Err(format!(
                 "with the hint {hint} the model is in one worker, and replicas are of servers: \
                  take the hint ps (--replicas)"
-            ),
-            (_, Err(why)) => format!("{why} (--replicas)"),
-            (Some(servers), Ok(())) => match check_room(replicas, servers) {
-                Ok(()) => return Ok(()),
-                Err(why) => why,
-            },
-            (None, Ok(())) => return Ok(()),
+            )),
+            Some(servers) => check_room(replicas, servers),
+            None => Ok(()),
         };
-        Err(caravan_kv::Error::Config(why))
+        checked.map_err(caravan_kv::Error::Config)
     }
 }
 

@@ -8,11 +8,10 @@ use std::rc::Rc;
 use caravan_van::wire::Kind;
 use caravan_van::{Account, Connections, Draft, KeyRange, Message, PeerId, Pool, Values};
 
-use serde::{Deserialize, Serialize};
-
+use super::versions::{Form, Versions};
 use super::{Client, Trouble};
 use crate::consistency::{
-    Access, Controller, Members, Model, Order, Parked, VectorClock, Verdict, WaitReason,
+    Access, Controller, Members, Model, Order, Parked, Standing, VectorClock, Verdict, WaitReason,
 };
 use crate::filter::List;
 use crate::history::Recorder;
@@ -49,8 +48,10 @@ pub(in crate::server) struct AdmissionController {
     /// Committed members under BSP with copies: clocks that all replicas have applied. The head of
     /// a chain knows more: a push waits there for clocks, and clocks are records only behind it.
     settled: Option<Members>,
+    /// Under data-centric constraints without delay, with copies: what was overwritten last.
+    pub(super) versions: Option<Box<Versions>>,
     /// Where executed requests are recorded, if they are.
-    history: Option<Recorder>,
+    pub(super) history: Option<Recorder>,
 }
 
 /// A request that waits for the model.
@@ -72,13 +73,6 @@ struct Announced {
     /// It has announced its requests for iterations below this one.
     disclosed: u64,
     leaves: bool,
-}
-
-/// What a new copy of a shard takes over of its model.
-#[derive(Serialize, Deserialize)]
-pub(super) struct Standing {
-    members: Members,
-    bound: Option<u64>,
 }
 
 /// What becomes of a request.
@@ -129,6 +123,7 @@ impl AdmissionController {
         let applied = spec.once.then(VectorClock::default);
         let is_settled_late = spec.replicas > 0 && consistency.model == Model::Bsp;
         let settled = is_settled_late.then(|| controller.members().clone());
+        let versions = versions(spec, pool).map(Box::new);
         let key_bytes = if grows { KEY_BYTES } else { 0 };
         let announced = Vec::new();
         Ok(Some(Box::new(AdmissionController {
@@ -142,13 +137,9 @@ impl AdmissionController {
             memory,
             is_copied: spec.replicas > 0,
             settled,
+            versions,
             history: None,
         })))
-    }
-
-    /// Records what happens from now on.
-    pub(super) fn record(&mut self, history: Recorder) {
-        self.history = Some(history);
     }
 
     /// Whether an executed request may let parked ones be executed.
@@ -167,15 +158,13 @@ impl AdmissionController {
         if self.is_applied(&access)? {
             return Ok(Turn::Repeated);
         }
-        if self.grows {
-            self.charge(keys.len())?;
-        }
+        self.charge(keys.len())?;
         let verdict = self.controller.arrive(&access);
         if verdict == Verdict::Admit {
             if self.releases() {
                 self.parked.rewind();
             }
-            self.history.as_mut().into_iter().for_each(|history| history.executed(&access));
+            self.record_executed(&access);
         }
         turn(verdict)
     }
@@ -185,11 +174,18 @@ impl AdmissionController {
     /// # Errors
     /// As [`AdmissionController::arrive`].
     pub(super) fn judge(&mut self, access: &Access<'_>) -> Result<Turn, String> {
-        if self.grows {
-            self.charge(access.keys.len())?;
-        }
+        self.charge(access.keys.len())?;
         let AdmissionController { controller, settled: Some(settled), .. } = self else {
-            return turn(self.controller.arrive(access));
+            return match self.controller.arrive(access) {
+                Verdict::Previous if self.versions.is_some() => Ok(Turn::Repeated),
+                // The same push again was known before.
+                Verdict::Repeated => Err(format!(
+                    "worker {} has written these chunks in iteration {} before (push all changes \
+                     of a chunk at once)",
+                    access.worker, access.clock
+                )),
+                verdict => turn(verdict),
+            };
         };
         // What a request may do depends on the requests of its worker before it, and not on those
         // behind it.
@@ -256,35 +252,43 @@ impl AdmissionController {
         self.history.as_mut().into_iter().for_each(|history| history.executed(access));
     }
 
+    /// Whether copies have to hear of reads.
+    pub(super) fn counts_reads(&self) -> bool {
+        self.controller.counts_reads()
+    }
+
+    /// Records a request that the first thread of the chain has executed.
+    pub(super) fn repeat(&mut self, access: &Access<'_>) {
+        if self.controller.repeat(access) {
+            self.record_executed(access);
+        }
+    }
+
     /// Whether what a request waits for is still there.
     pub(super) fn is_blocked(&self, wait_reason: &WaitReason) -> bool {
         self.controller.is_blocked(wait_reason)
     }
 
-    /// Whether a worker takes part.
-    pub(super) fn has(&self, worker: u32) -> bool {
-        self.controller.members().clock(worker).is_some()
-    }
-
     /// What a new copy takes over.
     pub(super) fn standing(&self) -> Standing {
-        let members = self.members().clone();
-        Standing { members, bound: self.controller.bound() }
+        let mut standing = self.controller.standing();
+        if let Some(settled) = &self.settled {
+            standing.members.clone_from(settled);
+        }
+        standing
     }
 
     /// Takes over what another copy has told. No history of this one would be complete.
     ///
     /// # Errors
-    /// If its model has another kind of bound.
+    /// If its model has another kind of bound; if there is no memory for it.
     pub(super) fn take(&mut self, standing: Standing) -> Result<(), String> {
-        let Standing { members, bound } = standing;
         if let Some(settled) = &mut self.settled {
-            settled.clone_from(&members);
+            settled.clone_from(&standing.members);
         }
-        *self.controller.members_mut() = members;
         self.history = None;
-        let set = bound.map_or(Ok(()), |bound| self.controller.set_bound(bound));
-        set.map_err(|refusal| refusal.to_string())
+        self.controller.take(standing).map_err(|refusal| refusal.to_string())?;
+        self.charge(0)
     }
 
     /// Whether an admitted request stands for those of its message that follow, which differ from
@@ -360,7 +364,10 @@ impl AdmissionController {
     }
 
     /// Charges for what a request of `keys` keys may add to the controller.
-    fn charge(&mut self, keys: usize) -> Result<(), String> {
+    pub(super) fn charge(&mut self, keys: usize) -> Result<(), String> {
+        if !self.grows {
+            return Ok(());
+        }
         let spans = self.applied.as_ref().map_or(0, VectorClock::len);
         let most =
             self.controller.bytes() + SPAN_BYTES * spans + self.key_bytes * keys + REQUEST_BYTES;
@@ -407,8 +414,8 @@ impl AdmissionController {
             });
             let answered = match (turned, waiting.peer) {
                 (Ok(Turn::Now), _) => {
-                    if let (Some(history), true) = (&mut self.history, waiting.access().touches()) {
-                        history.executed(&waiting.access());
+                    if waiting.access().touches() {
+                        self.record_executed(&waiting.access());
                     }
                     return Ok(Some(waiting));
                 }
@@ -571,6 +578,17 @@ impl AdmissionController {
             history.left(worker);
         }
     }
+}
+
+/// Where what was overwritten is kept, if readers of a table may ask for it again.
+fn versions(spec: &TableSpec, pool: &Pool) -> Option<Versions> {
+    let is_copied = spec.replicas > 0;
+    let Model::DataCentric { delay: Some(0), chunk_keys } = spec.consistency?.model else {
+        return None;
+    };
+    let has_lengths = spec.width == 0;
+    let bytes = if has_lengths { spec.value.bytes() } else { spec.row_bytes() };
+    is_copied.then(|| Versions::new(chunk_keys, Form { bytes, has_lengths }, pool))
 }
 
 /// The range from the first to the last key.

@@ -55,11 +55,12 @@ use self::log::{Log, LogEntry, Place, Sum};
 use self::models::{Awaiting, tells_clock};
 use self::sessions::{Applied, ClientSessions, Sender};
 use self::way::{Lane, Posted, Way};
-use super::admission::Standing;
 use super::cut::put;
 use super::image::Outgoing;
 use super::moving::UNANSWERED_MAX;
+use super::versions::Versions;
 use super::{AdmissionController, Held};
+use crate::consistency::Standing;
 use crate::membership::Membership;
 use crate::op::Op;
 use crate::server::answer::{collect, gather};
@@ -292,7 +293,17 @@ impl Chain {
     ) -> Result<Option<(Vec<u32>, Shared)>, String> {
         let fresh;
         let answer = match op {
-            Op::Pull | Op::PushPull => return collect(memory, shard, request).map(Some),
+            Op::Pull | Op::PushPull => {
+                let rows = collect(memory, shard, request)?;
+                let versions = admission.and_then(|it| it.versions.as_deref());
+                return match versions {
+                    None => Ok(Some(rows)),
+                    Some(versions) => {
+                        let rows = versions.at(request.clock, request.keys, rows, memory);
+                        rows.map(Some).map_err(|error| error.to_string())
+                    }
+                };
+            }
             Op::Command | Op::Join => self.applied.answer(sender, timestamp)?,
             Op::Fresh => {
                 fresh = admission.map_or(0, |it| it.freshness(request.range)).to_le_bytes();
@@ -495,7 +506,7 @@ impl Chain {
         &mut self,
         way: &mut Way<'_>,
         shard: &mut dyn Shard,
-        admission: Option<&AdmissionController>,
+        admission: Option<&mut AdmissionController>,
         text: &str,
         piece_bytes: usize,
         counters: &mut ChainCounters,
@@ -539,7 +550,7 @@ impl Chain {
                 }
                 Ok(is_posted)
             }
-            Link::Copies { next: None, .. } => {
+            Link::Copies { next: None, unanswered } => {
                 if let Some((entry, _)) = self.log.next() {
                     let is_posted = way.replicate(entry, 0, 1) > 0;
                     if is_posted {
@@ -547,7 +558,14 @@ impl Chain {
                     }
                     return Ok(is_posted);
                 }
-                let rest = self.rest(admission)?;
+                let mut admission = admission;
+                let versions = admission.as_mut().and_then(|it| it.versions.as_mut());
+                if let Some(is_posted) = way.give_versions(versions, piece_bytes) {
+                    let unanswered = unanswered + u32::from(is_posted);
+                    self.link = Link::Copies { next: None, unanswered };
+                    return Ok(is_posted);
+                }
+                let rest = self.rest(admission.as_deref())?;
                 let values = Values::Copied(&rest);
                 if way.post(Draft { values, ..Draft::new(Kind::Request) }, Op::Whole) {
                     counters.copied += 1;
@@ -678,11 +696,34 @@ fn apply(
     match op {
         Op::Command => shard.command(sender, values).map(Some),
         Op::Checkpoint => put(shard, values, memory).map(|()| None),
+        Op::Pull => Ok(None),
         _ if tells_clock(op) => {
             let Some(admission) = admission else { return Ok(None) };
             let clock = admission.enter(op, sender, clock, values)?;
             Ok(clock.map(|clock| clock.to_le_bytes().to_vec()))
         }
-        _ => shard.push(request, memory).map(|()| None),
+        _ => {
+            let versions = admission.and_then(|it| it.versions.as_deref_mut());
+            keep_version(versions, shard, request, memory)?;
+            shard.push(request, memory).map(|()| None)
+        }
     }
+}
+
+/// Keeps the rows of a push as they are before it, if readers may ask for them again.
+///
+/// # Errors
+/// If they cannot be read; if there is no memory for them.
+fn keep_version(
+    versions: Option<&mut Versions>,
+    shard: &mut dyn Shard,
+    push: &Request<'_>,
+    memory: &Pool,
+) -> Result<(), String> {
+    let is_write = push.pushes && push.clock > 0 && !push.keys.is_empty();
+    let Some(versions) = versions.filter(|_| is_write) else { return Ok(()) };
+    let read = Request { pushes: false, pulls: true, rows: None, values: &[], ..*push };
+    let (lengths, values) = collect(memory, shard, &Request { lengths: &[], ..read })?;
+    let entered = versions.enter(push.clock, push.keys, &lengths, &values);
+    entered.map_err(|error| error.to_string())
 }

@@ -298,7 +298,7 @@ impl Tables {
             {
                 let out = open((number, place), &entry.spec);
                 let recorder = out.and_then(|out| Recorder::new(out, consistency));
-                admission.record(recorder.map_err(|error| format!("no history: {error}"))?);
+                admission.history = Some(recorder.map_err(|error| format!("no history: {error}"))?);
             }
             Ok(entry)
         };

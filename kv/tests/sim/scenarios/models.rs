@@ -15,6 +15,7 @@ use caravan_van::sim::{Faults, Network, for_each_seed};
 use serde_json::{Value, json};
 
 use crate::sim::faults::Fault;
+use crate::sim::workload::chunks;
 use crate::sim::workload::counts::{Counts, KEYS, WORKERS, counters, key};
 use crate::sim::{Hand, Setup, Sim, has_all_seeds};
 use crate::support::simulated::Draws;
@@ -66,6 +67,44 @@ fn nothing_is_lost_and_no_read_is_too_old() {
     let sum = |of: usize| totals.values().map(|total| total[of]).sum::<u64>();
     let has_met = (1..7).all(|of| sum(of) > 0);
     assert!(has_met || !has_all_seeds(), "something was never tried");
+}
+
+/// One run under data-centric constraints; returns what its servers have counted.
+fn run_on_chunks(seed: u64) -> (Fault, ChainCounters) {
+    let (fault, delay) = (Fault::of(seed), seed / 6 % 3);
+    let mut draws = Draws(seed);
+    let (servers, workers) = (3 + draws.below(2), 2 + draws.below(WORKERS - 1));
+    let replicas = 1 + draws.below(2) as u32;
+    let spec = chunks::table(delay, workers, replicas);
+    let counts = Counts::default();
+    let model = spec.consistency.unwrap().model;
+    let sim = counts.start(seed, model, Setup { servers, workers, ..Setup::default() });
+    let of = counts.clone();
+    let nodes = sim.workers(move |hand| of.work_on_chunks(hand, &spec));
+    let fate = sim.fate(fault, replicas, 6000);
+    sim.join(fate);
+    let oracle = sim.oracle.clone();
+    let [reads, writes] = counts.check(sim, nodes, &format!("seed {seed}, {fault:?}, {model}"));
+    assert!(reads > 0 && writes > 0);
+    (fault, oracle.counters().0)
+}
+
+/// Reads count as well: a chunk is written when all have read it, and whoever lost the answer to
+/// its read sees what that had.
+#[test]
+fn chunks_are_as_in_a_serial_run_whatever_dies() {
+    let mut totals: BTreeMap<Fault, [u64; 5]> = BTreeMap::new();
+    for_each_seed(36, |seed| {
+        let (fault, counters) = run_on_chunks(seed);
+        let ChainCounters { passed_again, repeated, awaited, copied, .. } = counters;
+        let total = totals.entry(fault).or_default();
+        let of = [1, passed_again, repeated, awaited, copied];
+        total.iter_mut().zip(of).for_each(|(total, it)| *total += it);
+    });
+    println!("fault: runs, passed again, repeated, waited for it, copies");
+    totals.iter().for_each(|(fault, total)| println!("{fault:?}: {total:?}"));
+    let sum = |of: usize| totals.values().map(|total| total[of]).sum::<u64>();
+    assert!((1..5).all(|of| sum(of) > 0) || !has_all_seeds(), "something was never tried");
 }
 
 /// A quiet cluster whose workers count under a model, with so many credits on each lane.
@@ -205,20 +244,15 @@ fn what_waits_for_its_turn_is_seldom_looked_at() {
     assert!(looks <= 5 * awaited, "{looks} looks at {awaited} requests");
 }
 
-/// Models whose state is more than clocks are refused, with what they would need.
+/// Copies know repeats without it.
 #[test]
-fn other_models_have_no_replicas() {
+fn a_table_with_replicas_is_not_once() {
     let sim = quiet(Model::Asp, 2, 1, 4);
     let refused = sim.spawn("worker 0", 0, |hand: &mut Hand<'_>| {
-        let mut refusal = |spec: &TableSpec| match hand.worker.create_table(spec) {
-            Err(Error::Config(reason)) => reason,
+        match hand.worker.create_table(&counters(Model::Asp, 1, 1).once()) {
+            Err(Error::Config(why)) => assert!(why.contains("knows repeats by itself"), "{why}"),
             other => panic!("{other:?}"),
-        };
-        let model = Model::DataCentric { delay: Some(0), chunk_keys: 1 };
-        let why = refusal(&counters(model, 1, 1));
-        assert!(why.contains("has no replicas yet: it counts reads"), "{why}");
-        let why = refusal(&counters(Model::Asp, 1, 1).once());
-        assert!(why.contains("knows repeats by itself"), "{why}");
+        }
     });
     sim.join(refused);
 }

@@ -22,7 +22,7 @@ pub(crate) const KEYS: u64 = 12;
 const COUNTERS: u32 = 1;
 
 /// Iterations of a worker, at least and at most; between them it waits for faults to come.
-const ITERATIONS: [u64; 2] = [12, 400];
+pub(super) const ITERATIONS: [u64; 2] = [12, 400];
 
 /// What all workers of a run share besides the network.
 #[derive(Clone, Default)]
@@ -87,11 +87,32 @@ impl Counts {
             }
             _ => self.count(hand, spec),
         };
+        self.counted(hand, spec, pushed)
+    }
+
+    /// What a worker has pushed, and what it reads when all have left.
+    pub(super) fn counted(
+        &self,
+        hand: &mut Hand<'_>,
+        spec: &TableSpec,
+        pushed: Vec<i64>,
+    ) -> Counted {
         hand.end();
         let table = hand.create(spec);
         let found = hand.pull(table, KEYS);
         let fresh = hand.worker.freshness(table).unwrap();
         Counted { pushed, found, fresh }
+    }
+
+    /// The last iteration of a worker; the largest number while it has not left.
+    pub(super) fn last_of(&self, rank: u64) -> u64 {
+        let left = self.left[rank as usize].load(Ordering::Relaxed);
+        if left > 0 { left } else { u64::MAX }
+    }
+
+    /// Records the last iteration of a worker, which is about to leave.
+    pub(super) fn left_at(&self, rank: u64, clock: u64) {
+        self.left[rank as usize].store(clock, Ordering::Relaxed);
     }
 
     /// Checks that each worker reads all that was pushed, once, and the history of each copy;
@@ -132,8 +153,7 @@ impl Counts {
             let bound = self.bound.load(Ordering::Relaxed);
             for of in 0..workers {
                 let count = now[key(of) as usize] as u64;
-                let left = self.left[of as usize].load(Ordering::Relaxed);
-                let done = if left > 0 { left } else { u64::MAX };
+                let done = self.last_of(of);
                 let least = if of == rank { clock - 1 } else { (clock - 1).saturating_sub(bound) };
                 let is_exact = of == rank || is_bsp;
                 assert!(
@@ -174,7 +194,7 @@ impl Counts {
             }
             clock += 1;
         }
-        self.left[rank as usize].store(clock - 1, Ordering::Relaxed);
+        self.left_at(rank, clock - 1);
         waiting.push(hand.worker.leave(table).unwrap());
         waiting.into_iter().for_each(|it| drop(hand.worker.wait(it).unwrap()));
         pushed
@@ -208,8 +228,7 @@ impl Counts {
             for of in 0..workers {
                 let Ok(at) = keys.binary_search(&key(of)) else { continue };
                 let count = now[at] as u64;
-                let left = self.left[of as usize].load(Ordering::Relaxed);
-                let done = if left > 0 { left } else { u64::MAX };
+                let done = self.last_of(of);
                 let bound = if of == rank { 0 } else { staleness };
                 let least = (clock - 1).saturating_sub(bound).min(done);
                 assert!(
@@ -239,7 +258,7 @@ impl Counts {
                 hand.worker.wait(waiting.swap_remove(next)).unwrap();
             }
         }
-        self.left[rank as usize].store(clock - 1, Ordering::Relaxed);
+        self.left_at(rank, clock - 1);
         waiting.push(hand.worker.leave(table).unwrap());
         waiting.into_iter().for_each(|it| drop(hand.worker.wait(it).unwrap()));
         pushed

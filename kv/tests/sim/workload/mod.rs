@@ -2,6 +2,7 @@
 
 pub(super) mod adds;
 pub(super) mod bits;
+pub(super) mod chunks;
 pub(super) mod counts;
 pub(super) mod moves;
 pub(super) mod parts;

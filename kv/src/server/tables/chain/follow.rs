@@ -10,7 +10,7 @@ use super::log::{Awaiter, LogEntry, Records, confirm};
 use super::models::{access, keeps_order, tells_clock};
 use super::serve::PushRun;
 use super::sessions::Sender;
-use super::{Around, apply};
+use super::{Around, apply, keep_version};
 use crate::node::Role;
 use crate::op::{BITS, DISCLOSES, FINISHES, Op};
 use crate::server::answer::post;
@@ -35,7 +35,13 @@ impl Forwarded {
         let op = Op::from_raw(raw & !BITS)?;
         let is_record = matches!(
             op,
-            Op::Push | Op::Pull | Op::Command | Op::Checkpoint | Op::Refused | Op::Rows
+            Op::Push
+                | Op::Pull
+                | Op::Record
+                | Op::Command
+                | Op::Checkpoint
+                | Op::Refused
+                | Op::Rows
         );
         let ends = raw & (FINISHES | DISCLOSES);
         let is_known = (is_record || tells_clock(op)) && raw == op as u8 | ends;
@@ -141,7 +147,7 @@ impl Replica {
                 return Ok(Step::Hold);
             }
             let timestamp = message.timestamp();
-            let does_something = op != Op::Pull;
+            let does_something = op != Op::Record;
             let is_new = does_something
                 && (!is_whole || !keeps_order(op) || chain.applied.is_new(sender, timestamp));
             if is_new && let Err(reason) = self.repeat(around.lanes, (of, timestamp), &request) {
@@ -158,7 +164,11 @@ impl Replica {
                     let op = op as u8 | ends;
                     Records::Received { message: message.first(1), list: None, op }
                 } else {
-                    Records::Received { message: message.first(1), list: None, op: Op::Pull as u8 }
+                    Records::Received {
+                        message: message.first(1),
+                        list: None,
+                        op: Op::Record as u8,
+                    }
                 };
                 around.log(self, false, LogEntry::new(sender, records, Awaiter::Predecessor(peer)));
             }
@@ -196,7 +206,11 @@ impl Replica {
         if !chain.is_whole {
             return match tells_clock(op) || op == Op::Refused {
                 true => Ok(()),
-                false => apply(&mut **shard, None, op, request, memory).map(drop),
+                false => {
+                    let versions = admission.as_mut().and_then(|it| it.versions.as_deref_mut());
+                    keep_version(versions, &mut **shard, request, memory)?;
+                    apply(&mut **shard, None, op, request, memory).map(drop)
+                }
             };
         }
         if op == Op::Refused {
@@ -212,8 +226,9 @@ impl Replica {
             }
         }
         let Some(admission) = admission else { return Ok(()) };
-        if op == Op::Push {
-            admission.record_executed(&access(request));
+        if matches!(op, Op::Push | Op::Pull) {
+            admission.charge(request.keys.len())?;
+            admission.repeat(&access(request));
         }
         if ends & FINISHES != 0 {
             admission.finish(sender.node, request.clock, FINISHES);

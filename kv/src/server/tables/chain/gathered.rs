@@ -43,7 +43,7 @@ impl Mark {
     fn of(entry: &LogEntry) -> Mark {
         let (op, ends) = entry.op();
         let (sender, timestamp, clock) = (entry.sender, entry.timestamp(), entry.request().clock);
-        Mark { op: op.unwrap_or(Op::Pull), ends, sender, timestamp, clock }
+        Mark { op: op.unwrap_or(Op::Record), ends, sender, timestamp, clock }
     }
 
     fn write(self, into: &mut Vec<u8>) {

@@ -57,8 +57,8 @@ pub(super) struct Sum {
 
 /// What the copies get.
 pub(super) enum Records {
-    /// Requests as they were received, with the operation that they are for copies: of a pull or a
-    /// repeat that is [`Op::Pull`], which does nothing there.
+    /// Requests as they were received, with the operation that they are for copies: of a repeat,
+    /// and of a pull that no model counts, that is [`Op::Record`], which does nothing.
     Received { message: Message, list: Option<Rc<List>>, op: u8 },
     /// One record that was made here.
     Made(Box<Effect>),
@@ -231,9 +231,9 @@ impl LogEntry {
         (Op::from_raw(raw & !BITS), raw & (FINISHES | DISCLOSES))
     }
 
-    /// Whether copies do nothing for it.
+    /// Whether copies do nothing for it to their rows.
     pub(super) fn does_nothing(&self) -> bool {
-        self.op().0 == Some(Op::Pull)
+        matches!(self.op().0, Some(Op::Record | Op::Pull))
     }
 
     /// Bytes of keys and values that its records take on the link.
@@ -261,7 +261,7 @@ impl LogEntry {
 
     /// Its first record, as copies get it.
     pub(super) fn request(&self) -> Request<'_> {
-        let op = self.op().0.unwrap_or(Op::Pull);
+        let op = self.op().0.unwrap_or(Op::Record);
         match &self.records {
             Records::Received { message, list, .. } => {
                 received(message, list.as_deref(), op, self.sender.node)
@@ -485,7 +485,7 @@ impl Effect {
 
     /// Nothing.
     pub(super) fn nothing(timestamp: u64) -> Effect {
-        Effect { op: Op::Pull as u8, timestamp, ..Effect::default() }
+        Effect { op: Op::Record as u8, timestamp, ..Effect::default() }
     }
 }
 
@@ -501,13 +501,13 @@ impl Reply {
     }
 }
 
-/// The next record of a received message, as copies get it. Of a pull they need nothing; with its
-/// key it is of a batch with others.
+/// The next record of a received message, as copies get it. Of one that does nothing they need
+/// nothing; with its key it is of a batch with others.
 fn received<'a>(message: &'a Message, list: Option<&'a List>, op: Op, node: u32) -> Request<'a> {
     let request = Request::of(message, op, node).with_record(message, list);
     match (op, request.keys) {
-        (Op::Pull, [_]) => Request { lengths: &[], values: &[], ..request },
-        (Op::Pull, _) => Request { keys: &[], lengths: &[], values: &[], ..request },
+        (Op::Record, [_]) => Request { lengths: &[], values: &[], ..request },
+        (Op::Record, _) => Request { keys: &[], lengths: &[], values: &[], ..request },
         _ => request,
     }
 }

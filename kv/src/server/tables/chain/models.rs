@@ -26,7 +26,7 @@ use super::log::{Awaiter, Effect, LogEntry};
 use super::sessions::Sender;
 use super::{Chain, Chains};
 use crate::consistency::{Access, Order, WaitReason};
-use crate::op::{BITS, Op};
+use crate::op::{BITS, FINISHES, Op};
 use crate::server::shard::Request;
 use crate::server::tables::admission::Turn;
 use crate::server::tables::{AdmissionController, Held, Replica, Tables};
@@ -53,9 +53,25 @@ pub(super) fn tells_clock(op: Op) -> bool {
 }
 
 /// Whether an input keeps its place among its worker's, and is not applied again. A bound may be:
-/// it may be what an earlier request of its worker waits for.
+/// it may be what an earlier request of its worker waits for. A read may be counted again.
 pub(super) fn keeps_order(op: Op) -> bool {
-    op != Op::Bound
+    !matches!(op, Op::Bound | Op::Pull)
+}
+
+/// The iteration below which a request says that its worker has read all, if the model counts that.
+pub(super) fn read_below(
+    admission: Option<&AdmissionController>,
+    op: Op,
+    ends: u8,
+    clock: u64,
+) -> Option<u64> {
+    let below = match op {
+        Op::Clock => clock,
+        Op::Leave => u64::MAX,
+        _ if ends & FINISHES != 0 => clock.saturating_add(1),
+        _ => return None,
+    };
+    admission.is_some_and(AdmissionController::counts_reads).then_some(below)
 }
 
 /// A request as its table's model sees it.
@@ -65,9 +81,15 @@ pub(super) fn access<'a>(request: &Request<'a>) -> Access<'a> {
 }
 
 impl Chain {
-    /// Whether an earlier input of this worker waits for the model.
-    pub(super) fn awaits_earlier(&self, sender: Sender, timestamp: u64) -> bool {
-        let is_earlier = |it: &Awaiting| it.is_before(sender, timestamp);
+    /// Whether an earlier input of this worker waits for the model, or a read of an iteration below
+    /// one that it says it has read.
+    pub(super) fn awaits_earlier(
+        &self,
+        sender: Sender,
+        timestamp: u64,
+        read_below: Option<u64>,
+    ) -> bool {
+        let is_earlier = |it: &Awaiting| it.is_before(sender, timestamp, read_below);
         self.awaiting.iter().any(is_earlier)
     }
 
@@ -90,8 +112,11 @@ impl Chain {
         *looks += before as u64;
         for awaiting in std::mem::take(&mut self.awaiting) {
             let Awaiting { sender, ref held, .. } = awaiting;
+            let (message, ends) = (&held.message, held.message.op() & BITS);
+            let op = op_of(held).unwrap_or(Op::Record);
+            let below = read_below(Some(admission), op, ends, message.clock());
             let is_behind =
-                awaiting.is_input && self.awaits_earlier(sender, held.message.timestamp());
+                awaiting.is_input && self.awaits_earlier(sender, message.timestamp(), below);
             let is_early = awaiting.is_access && self.awaits_lower(awaiting.order);
             match is_behind || is_early || is_blocked(&awaiting) {
                 true => self.awaiting.push(awaiting),
@@ -158,8 +183,12 @@ fn is_input(held: &Held) -> bool {
 }
 
 impl Awaiting {
-    fn is_before(&self, sender: Sender, timestamp: u64) -> bool {
-        self.is_input && self.sender == sender && self.held.message.timestamp() < timestamp
+    fn is_before(&self, sender: Sender, timestamp: u64, read_below: Option<u64>) -> bool {
+        let is_due = match self.is_input {
+            true => self.held.message.timestamp() < timestamp,
+            false => read_below.is_some_and(|below| self.held.message.clock() < below),
+        };
+        self.sender == sender && is_due
     }
 }
 
@@ -220,7 +249,8 @@ impl Tables {
             if !chain.serves(chains, *index) {
                 continue;
             }
-            let lost = chains.view.workers.iter().filter(|worker| admission.has(**worker));
+            let lost =
+                chains.view.workers.iter().filter(|worker| admission.clock(**worker).is_some());
             for worker in lost.copied().collect::<Vec<_>>() {
                 if chain.room(chains, lanes, *index) == 0 {
                     chains.is_due = true;

@@ -10,7 +10,7 @@ use std::rc::Rc;
 use caravan_van::{Connections, Message, PeerId};
 
 use super::log::{Awaiter, Effect, LogEntry, Records, Reply};
-use super::models::{access, keeps_order, tells_clock};
+use super::models::{access, keeps_order, read_below, tells_clock};
 use super::sessions::Sender;
 use super::{Around, Chain, Chains, Link, apply};
 use crate::consistency::{Access, Admission};
@@ -127,7 +127,7 @@ impl<'a> PushRun<'a> {
 }
 
 impl Asked {
-    /// What of it changes the shard or its model, if anything does.
+    /// What of it changes the shard or its clocks, if anything does.
     fn input(self) -> Option<Op> {
         match self.op {
             Op::Pull | Op::Fresh => None,
@@ -422,7 +422,7 @@ impl Replica {
                 Records::Made(Box::new(Effect::of(effect, ends, timestamp, &request)))
             }
             (None, effect) => {
-                let op = effect.map_or(Op::Pull as u8, |effect| effect as u8 | ends);
+                let op = effect.map_or(Op::Record as u8, |effect| effect as u8 | ends);
                 Records::Received { message: message.first(1), list: run.list.cloned(), op }
             }
         };
@@ -454,10 +454,14 @@ impl Replica {
         let Some(chain) = &mut self.chain else {
             return Ok(Fate::Goes { new: None, judged: Ok(()) });
         };
-        let new = asked.input();
+        let counts_reads = self.admission.as_ref().is_some_and(|it| it.counts_reads());
+        let counted = (op == Op::Pull && counts_reads).then_some(Op::Pull);
+        let new = asked.input().or(counted);
         let new = new.filter(|op| !keeps_order(*op) || chain.applied.is_new(sender, timestamp));
         // This comes first: what waits for room must not overtake what waits for the model.
-        let is_behind = new.is_some_and(keeps_order) && chain.awaits_earlier(sender, timestamp);
+        let below = read_below(self.admission.as_deref(), op, ends, request.clock);
+        let is_behind =
+            new.is_some_and(keeps_order) && chain.awaits_earlier(sender, timestamp, below);
         if !is_behind && !run.has_room(|| chain.room(chains, lanes, *index)) {
             return Ok(Fate::Waits(Step::Hold));
         }
@@ -480,6 +484,8 @@ impl Replica {
             Ok(_) if op == Op::Join && chains.view.workers.contains(&sender.node) => {
                 Err("this worker counts as lost".to_owned())
             }
+            // A read that was counted, whose answer was lost.
+            Ok(Turn::Repeated) => return Ok(Fate::Goes { new: None, judged: Ok(()) }),
             judged => judged.map(drop),
         };
         Ok(Fate::Goes { new, judged })
@@ -522,8 +528,8 @@ impl Replica {
             }
         }
         let writes = request.pushes && new.is_some();
-        if (writes || request.pulls)
-            && let Some(admission) = admission
+        if let Some(admission) = admission
+            && (writes || request.pulls && (new.is_some() || !admission.counts_reads()))
         {
             admission.record_executed(&Access { writes, ..access(request) });
         }

@@ -12,6 +12,7 @@ use crate::node::{Role, is_client};
 use crate::op::{Asker, Op};
 use crate::server::answer::ReplyTo;
 use crate::server::tables::image::Incoming;
+use crate::server::tables::versions::VERSIONS;
 use crate::server::tables::{Held, Known, Replica, Step, Tables, Trouble};
 use crate::table::TableSpec;
 
@@ -98,7 +99,9 @@ impl Tables {
                 if entry.chain.as_ref().is_none_or(|chain| chain.comes_from != Some(peer)) {
                     return Err("no copy comes from there".to_owned().into());
                 }
-                if op == Op::Rows {
+                if op == Op::Rows && message.command() == VERSIONS {
+                    take_versions(entry, message)?;
+                } else if op == Op::Rows {
                     entry.take(message, lanes.memory())?;
                 } else if let Some(chain) = &mut entry.chain {
                     Incoming::check(entry.image.as_deref())?;
@@ -229,7 +232,8 @@ impl Tables {
     ) {
         let Some(at) = self.position(posted.table, posted.begin) else { return };
         let Tables { entries, chains, .. } = self;
-        let Replica { number, range, chain: Some(chain), shard, .. } = &mut entries[at] else {
+        let Replica { number, range, chain: Some(chain), shard, admission, .. } = &mut entries[at]
+        else {
             return;
         };
         let place = (*number, *range);
@@ -244,6 +248,8 @@ impl Tables {
         match (posted.op, &mut chain.link) {
             (Op::Follow, link @ Link::Asked) if message.values() == [1] => *link = Link::Follows,
             (Op::Follow, Link::Asked) => {
+                let versions = admission.as_mut().and_then(|it| it.versions.as_mut());
+                versions.into_iter().for_each(|versions| versions.begin());
                 match chain.begin_copy(&**shard, range.begin(), lanes.memory()) {
                     Ok(()) => chain.answer_all(place, lanes, &mut chains.broken),
                     Err(reason) => {
@@ -304,7 +310,7 @@ impl Tables {
                     let piece_bytes = moves.piece_bytes;
                     let copies = matches!(chain.link, Link::Copies { next: Some(_), .. });
                     let shard = &mut *entry.shard;
-                    let admission = entry.admission.as_deref();
+                    let admission = entry.admission.as_deref_mut();
                     let advanced =
                         chain.advance(&mut way, shard, admission, text, piece_bytes, &mut counters);
                     match advanced {
@@ -466,4 +472,19 @@ fn release_held(
     } else {
         released.append(&mut held);
     }
+}
+
+/// Takes rows that writes have overwritten in another copy.
+///
+/// # Errors
+/// If they are no rows of the table, or it keeps none; if there is no memory for them.
+fn take_versions(entry: &mut Replica, message: &Message) -> Result<(), Trouble> {
+    let versions = entry.admission.as_mut().and_then(|it| it.versions.as_mut());
+    let (keys, lengths, values) = (message.keys(), message.lengths(), message.values());
+    let Some(versions) = versions.filter(|it| it.fit(keys, lengths, values)) else {
+        let count = keys.len();
+        return Err(format!("{count} rows that were overwritten do not fit this table").into());
+    };
+    let entered = versions.enter(message.clock(), keys, lengths, values);
+    Ok(entered.map_err(|error| error.to_string())?)
 }

@@ -9,6 +9,7 @@ use caravan_van::{Connections, Draft, PeerId};
 
 use super::log::{Log, LogEntry, Place};
 use crate::op::Op;
+use crate::server::tables::versions::Versions;
 
 /// A lane to a thread that follows.
 #[derive(Default)]
@@ -53,6 +54,22 @@ pub(super) struct Way<'a> {
 }
 
 impl Way<'_> {
+    /// Posts the next rows that writes have overwritten; returns whether there was room for them,
+    /// `None` if the copy has got all.
+    pub(super) fn give_versions(
+        &mut self,
+        versions: Option<&mut Box<Versions>>,
+        bytes_max: usize,
+    ) -> Option<bool> {
+        let versions = versions?;
+        let piece = versions.piece(bytes_max)?;
+        let is_posted = self.post(piece.draft(), Op::Rows);
+        if is_posted {
+            versions.advance(&piece);
+        }
+        Some(is_posted)
+    }
+
     /// How many messages may be posted now.
     pub(super) fn room(&self) -> usize {
         let credits = self.lane.peer.map_or(0, |peer| self.lanes.credits(peer));
