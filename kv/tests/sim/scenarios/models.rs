@@ -107,6 +107,78 @@ fn chunks_are_as_in_a_serial_run_whatever_dies() {
     assert!((1..5).all(|of| sum(of) > 0) || !has_all_seeds(), "something was never tried");
 }
 
+/// The answer to a read is lost, and its chunk is written; the thread that served it dies when a
+/// new copy has all that it had. Whoever asks that one sees what the answer had.
+#[test]
+fn a_read_whose_answer_was_lost_sees_what_that_had() {
+    let spec = chunks::table(0, 2, 1);
+    let sim = quiet(spec.consistency.unwrap().model, 3, 2, 8);
+    let written = sim.spawn("worker 0", 0, {
+        let spec = spec.clone();
+        move |hand| {
+            let table = hand.create(&spec);
+            hand.worker.join(table).unwrap();
+            hand.network.sleep(Duration::from_millis(20));
+            hand.network.cut_one_way("server 0", "worker 1", Duration::from_secs(1));
+            hand.network.sleep(Duration::from_millis(20));
+            assert_eq!(hand.pull::<i64>(table, KEYS)[0], 0);
+            let pushed = hand.worker.push(table, &[0], &[5_i64]).unwrap();
+            hand.wait(pushed);
+            for server in [1, 0] {
+                hand.network.crash(&format!("server {server}"));
+                hand.oracle.lose(server);
+                for _ in 0..20 {
+                    hand.pull::<i64>(table, KEYS); // tells of the loss, while copies are made
+                    hand.network.sleep(Duration::from_millis(5));
+                }
+            }
+            let ended = hand.worker.advance(table).unwrap();
+            hand.wait(ended);
+            hand.pull::<i64>(table, KEYS)[0]
+        }
+    });
+    let read = sim.spawn("worker 1", 1, move |hand| {
+        let table = hand.create(&spec);
+        hand.worker.join(table).unwrap();
+        hand.network.sleep(Duration::from_millis(30));
+        let before = hand.pull::<i64>(table, KEYS)[0];
+        let ended = hand.worker.advance(table).unwrap();
+        hand.wait(ended);
+        (before, hand.pull::<i64>(table, KEYS)[0])
+    });
+    assert_eq!((sim.join(read), sim.join(written)), ((0, 5), 5));
+}
+
+/// An iteration is finished when its reads are executed: a worker that does not wait for them sees
+/// in each what was written in the iteration before.
+#[test]
+fn a_clock_waits_for_the_reads_before_it() {
+    const LAST: u64 = 5;
+    for replicas in [0, 1] {
+        let spec = chunks::table(0, 2, replicas);
+        let sim = quiet(spec.consistency.unwrap().model, 2, 2, 64);
+        let nodes = sim.workers(move |hand| {
+            let table = hand.create(&spec);
+            hand.worker.join(table).unwrap();
+            // The reader says all that it has to say before anything is written.
+            hand.network.sleep(Duration::from_millis(5 + 20 * (1 - hand.rank)));
+            let (mut pulls, mut others) = (Vec::new(), Vec::new());
+            for _ in 1..=LAST {
+                pulls.push(hand.worker.pull(table, &[0]).unwrap());
+                if hand.rank == 0 {
+                    others.push(hand.worker.push(table, &[0], &[1_i64]).unwrap());
+                }
+                others.push(hand.worker.advance(table).unwrap());
+            }
+            others.into_iter().for_each(|it| hand.wait(it));
+            let seen = pulls.into_iter().map(|it| hand.worker.wait(it).unwrap().values::<i64>()[0]);
+            seen.collect::<Vec<_>>()
+        });
+        let each: Vec<i64> = (0..LAST as i64).collect();
+        assert_eq!(sim.join_all(nodes), [each.clone(), each], "{replicas} replicas");
+    }
+}
+
 /// A quiet cluster whose workers count under a model, with so many credits on each lane.
 fn quiet(model: Model, servers: u64, workers: u64, credits: u16) -> Sim {
     let network = Faults::none();
