@@ -39,7 +39,7 @@ pub(crate) struct Steps {
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = large_count())]
     pub(crate) passes: u64,
     /// Copies of each server's part of the model, on other servers; training goes on without as
-    /// many servers that are lost, under all models but data
+    /// many servers that are lost
     #[arg(long, value_name = "K", default_value_t = 0)]
     pub(crate) replicas: u32,
     /// Where to write the model

@@ -222,6 +222,8 @@ pub(super) struct Chains {
     pub(super) broken: Vec<PeerId>,
     /// Whether there may be anything for [`Tables::advance_chains`] to do.
     pub(super) is_due: bool,
+    /// Whether anything waited for credits when that looked last.
+    awaits_room: bool,
     /// Number of requests that have gathered, of all shards.
     gathered: usize,
     /// No part of a sum has waited for longer than since then; `None` if none waits.

@@ -228,8 +228,8 @@ impl ShardService {
     #[cold]
     fn answered(&mut self, peer: PeerId) {
         let Endpoint { lanes, inbox } = &mut self.endpoint;
-        let is_expected = self.tables.enter_answers(peer, inbox.message_mut())
-            || self.tables.enter_confirmed(lanes, peer, inbox.message_mut());
+        let is_expected = self.tables.enter_confirmed(lanes, peer, inbox.message_mut())
+            || self.tables.enter_answers(peer, inbox.message_mut());
         if !is_expected {
             self.reject(peer);
         }

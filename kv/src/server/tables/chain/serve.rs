@@ -36,7 +36,7 @@ impl Around<'_> {
         let place = (replica.number, replica.range);
         let Some(chain) = &mut replica.chain else { return };
         let Around { lanes, chains, index } = self;
-        if is_input {
+        if is_input && !chain.sums.is_empty() {
             chains.pass_parts(lanes, chain, *index, place);
         }
         chains.pass_on(lanes, chain, *index, place, entry);

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use caravan_van::wire::{Hello, Kind};
 use caravan_van::{Connections, Endpoint, KeyRange, Message, PeerId, Pool};
 
-use super::{Chain, ChainCounters, Chains, Follow, Lane, Link, Node, Posted, Rest};
+use super::{Chain, ChainCounters, Chains, Follow, Lane, Link, Node, Posted, Rest, Standpoint};
 use crate::membership::Membership;
 use crate::node::{Role, is_client};
 use crate::op::{Asker, Op};
@@ -184,10 +184,12 @@ impl Tables {
                 && let Some(posted) = lane.posted.remove(at)
             {
                 self.enter_confirmation(lanes, posted, server, message);
+                self.chains.is_due = true;
             }
             message.advance();
         }
-        self.chains.is_due = true;
+        let Chains { broken, awaits_room, .. } = &self.chains;
+        self.chains.is_due |= *awaits_room || !broken.is_empty();
         true
     }
 
@@ -201,6 +203,7 @@ impl Tables {
     ) {
         let (place, count) = ((message.table(), message.range()), message.len());
         let is_failure = message.kind() == Kind::Failure;
+        self.chains.is_due |= is_failure;
         if is_failure && message.op() == Op::Lost as u8 {
             self.chains.count_as_lost(self.index);
         } else if let Some(at) = self.position(place.0, place.1.begin())
@@ -276,11 +279,12 @@ impl Tables {
             return false;
         }
         is_busy |= self.advance_models(&mut endpoint.lanes);
+        self.chains.awaits_room = false;
         let Tables { entries, chains, index, count, known, moves, .. } = self;
         for entry in entries {
             let (number, range) = (entry.number, entry.range);
             let Some(chain) = entry.chain.as_mut().filter(|chain| chain.is_whole) else { continue };
-            let next = chains.view.next(chain.first, chain.replicas, *index);
+            let Standpoint { next, behind, .. } = chain.seen(chains, *index);
             if chain.next != next {
                 chain.turn_to(next);
             }
@@ -300,7 +304,6 @@ impl Tables {
                 if !chains.reach(endpoint, server) {
                     continue;
                 }
-                let behind = chains.view.behind(chain.first, chain.replicas, *index);
                 let text = known.get(&number).map_or("", |known| known.text.as_str());
                 let mut counters = chains.counters;
                 let place = (number, range);
@@ -333,6 +336,7 @@ impl Tables {
                 chain.answer_all(place, &mut endpoint.lanes, &mut chains.broken);
             }
             release_held(chain, chains, &endpoint.lanes, *index, &mut moves.released);
+            chains.awaits_room |= !chain.held.is_empty() || !chain.log.is_posted();
         }
         self.chains.is_due |= !broken.is_empty();
         self.chains.broken.append(&mut broken);
