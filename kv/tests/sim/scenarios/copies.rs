@@ -17,7 +17,7 @@ use caravan_van::wire::{Coding, Kind, Origin};
 use caravan_van::{Account, Arrival, Draft, KeyRange, PeerId, Pool, Value, Values};
 
 use crate::sim::faults::{At, FAULTS, Fault};
-use crate::sim::oracle::Oracle;
+use crate::sim::oracle::{Oracle, wait_until};
 use crate::sim::workload::adds::{self, Adds};
 use crate::sim::{Setup, Sim, has_all_seeds};
 use crate::support::simulated::{
@@ -38,6 +38,65 @@ fn run(seed: u64) -> (Fault, ChainCounters, Vec<At>) {
     adds::check(&sim, replicas, nodes);
     assert!(sim.oracle.looks() > 0, "no log was held against another one");
     (Fault::of(seed), sim.stop().0, at)
+}
+
+/// A head is cut off from a new copy about when that is whole, and dies. Returns the pushes that
+/// were made and those that are there; none if the copy was not whole.
+fn cut_off_from_a_new_copy(seed: u64) -> Option<[i64; 2]> {
+    let sim = Sim::start(seed, Setup { workers: 1, ..Setup::default() });
+    let spec = TableSpec::new(1, "counts", ValueType::I64, 1).replicas(1);
+    let spec = spec.keys(KeyRange::new(0, 30).unwrap()); // ten on each server
+    let pusher = sim.spawn("worker 0", 0, move |hand| {
+        let table = hand.create(&spec);
+        let all: Vec<u64> = (0..10).collect();
+        let pushed = hand.worker.push(table, &all, &[0_i64; 10]).unwrap();
+        hand.wait(pushed);
+        hand.oracle.begin();
+        let (mut made, mut waiting) = (0, VecDeque::new());
+        while !hand.oracle.is_calm() {
+            made += 1;
+            waiting.push_back(hand.worker.push(table, &[0], &[1_i64]).ok()?);
+            hand.worker.poll().ok()?;
+            hand.pause(60);
+            while waiting.len() > 8 {
+                hand.worker.wait(waiting.pop_front()?).ok()?;
+            }
+        }
+        for pushed in waiting {
+            hand.worker.wait(pushed).ok()?;
+        }
+        let pulled = hand.worker.pull(table, &[0]).ok()?;
+        Some([made, hand.worker.wait(pulled).ok()?.values::<i64>()[0]])
+    });
+    let (oracle, mut draws) = (sim.oracle.clone(), Draws(seed));
+    let fate = sim.network.spawn("fate", move |network| {
+        oracle.wait_for_workers(network, 1);
+        network.sleep(Duration::from_millis(2));
+        network.crash("server 1");
+        oracle.lose(1);
+        wait_until(network, || oracle.copies(2).coming > 0);
+        network.sleep(Duration::from_micros(draws.below(1500)));
+        network.cut("server 0", "server 2", Duration::from_secs(1));
+        network.sleep(Duration::from_micros(draws.below(1500)));
+        network.crash("server 0");
+        oracle.lose(0);
+        oracle.calm_down();
+    });
+    sim.join(fate);
+    sim.join(pusher)
+}
+
+#[test]
+fn what_is_answered_when_a_copy_becomes_whole_is_in_it() {
+    let mut whole = 0;
+    for_each_seed(150, |seed| {
+        if let Some([made, found]) = cut_off_from_a_new_copy(seed) {
+            assert_eq!(made, found, "seed {seed}");
+            whole += 1;
+        }
+    });
+    println!("{whole} copies were whole");
+    assert!((20..140).contains(&whole) || !has_all_seeds(), "{whole} copies were whole");
 }
 
 #[test]
