@@ -577,9 +577,12 @@ fn keys_whose_copies_are_lost_are_named() {
             let spec = TableSpec::new(number, &format!("table {number}"), ValueType::I64, 1);
             spec.keys(KeyRange::new(0, 100).unwrap()).replicas(replicas)
         });
-        let [with, without] = [copied, plain].map(|spec| client.create_table(&spec).unwrap());
+        let cut = TableSpec { id: 6, name: "table 6".to_owned(), ..copied.clone() };
+        let cut = cut.placement(Placement::Cut(vec![(0, 1), (70, 3)]));
+        let [with, without, cut] =
+            [copied, plain, cut].map(|spec| client.create_table(&spec).unwrap());
         let keys: Vec<u64> = (0..100).collect();
-        for table in [with, without] {
+        for table in [with, without, cut] {
             let pushed = client.push(table, &keys, &[1i64; 100]).unwrap();
             client.wait(pushed).unwrap();
         }
@@ -591,22 +594,27 @@ fn keys_whose_copies_are_lost_are_named() {
             });
             each.collect()
         };
-        assert_eq!(copies(&mut client, 0), [(4, 0, vec![]), (2, 0, vec![])]);
+        assert_eq!(copies(&mut client, 0), [(4, 0, vec![]), (2, 0, vec![]), (6, 0, vec![])]);
         network.crash("server 4");
-        assert_eq!(copies(&mut client, 1), [(4, 0, vec![]), (2, 0, vec![(80, 99)])]);
+        assert_eq!(
+            copies(&mut client, 1),
+            [(4, 0, vec![]), (2, 0, vec![(80, 99)]), (6, 0, vec![])]
+        );
         ["server 1", "server 2"].into_iter().for_each(|name| network.crash(name));
         assert_eq!(
             copies(&mut client, 3),
-            [(4, 0, vec![(20, 39)]), (2, 0, vec![(20, 59), (80, 99)])]
+            [(4, 0, vec![(20, 39)]), (2, 0, vec![(20, 59), (80, 99)]), (6, 0, vec![(0, 69)])]
         );
-        let mut ask = |key: u64| {
-            let pulled = client.pull(with, &[key]).and_then(|pulled| client.wait(pulled));
+        let mut ask = |table, key: u64| {
+            let pulled = client.pull(table, &[key]).and_then(|pulled| client.wait(pulled));
             pulled.map(|answer| answer.values::<i64>()[0]).map_err(|error| error.to_string())
         };
-        let why = ask(39).unwrap_err();
+        let why = ask(cut, 69).unwrap_err();
+        assert!(why.contains("all copies of keys 0 to 69 of table table 6 are lost"), "{why}");
+        let why = ask(with, 39).unwrap_err();
         assert!(why.contains("all copies of keys 20 to 39 of table table 4 are lost"), "{why}");
         let others = keys.iter().filter(|key| !(20..40).contains(*key));
-        others.for_each(|key| assert_eq!(ask(*key), Ok(1), "{key}"));
+        others.for_each(|key| assert_eq!(ask(with, *key), Ok(1), "{key}"));
         drop(client);
         cluster.shutdown().unwrap();
     });

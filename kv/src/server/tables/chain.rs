@@ -57,7 +57,6 @@ use self::sessions::{Applied, ClientSessions, Sender};
 use self::way::{Lane, Posted, Way};
 use super::cut::put;
 use super::image::Outgoing;
-use super::moving::UNANSWERED_MAX;
 use super::versions::Versions;
 use super::{AdmissionController, Held};
 use crate::consistency::Standing;
@@ -525,7 +524,7 @@ impl Chain {
                 }
                 Ok(false)
             }
-            Link::Copies { unanswered: UNANSWERED_MAX.., .. } => Ok(false),
+            Link::Copies { unanswered, .. } if unanswered >= way.pieces_max() => Ok(false),
             Link::Copies { next: Some(from), unanswered } => {
                 let mut piece = Extract::default();
                 let next = match &self.copying {

@@ -75,9 +75,11 @@ impl Known {
 
     /// Forgets what only shards need, once they are built: options and initial values.
     pub(in crate::server) fn shorten(&mut self) -> Result<(), String> {
-        self.spec = short(&self.spec);
-        let bytes =
-            TABLE_BYTES + self.text.len() + self.spec.name.len() + self.spec.namespace.len();
+        let placement = std::mem::take(&mut self.spec.placement);
+        self.spec = TableSpec { placement, ..short(&self.spec) };
+        let TableSpec { name, namespace, placement, .. } = &self.spec;
+        let cut = if let Placement::Cut(firsts) = placement { &firsts[..] } else { &[] };
+        let bytes = TABLE_BYTES + self.text.len() + name.len() + namespace.len() + size_of_val(cut);
         self.memory.set(bytes).map_err(|error| error.to_string())
     }
 

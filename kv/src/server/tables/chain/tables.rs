@@ -311,7 +311,7 @@ impl Tables {
                 let Some(mut way) = way else { continue };
                 while way.room() > 0 {
                     let piece_bytes = moves.piece_bytes;
-                    let copies = matches!(chain.link, Link::Copies { next: Some(_), .. });
+                    let copies = matches!(chain.link, Link::Copies { .. });
                     let shard = &mut *entry.shard;
                     let admission = entry.admission.as_deref_mut();
                     let advanced =

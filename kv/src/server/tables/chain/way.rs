@@ -9,6 +9,7 @@ use caravan_van::{Connections, Draft, PeerId};
 
 use super::log::{Log, LogEntry, Place};
 use crate::op::Op;
+use crate::server::tables::moving::UNANSWERED_MAX;
 use crate::server::tables::versions::Versions;
 
 /// A lane to a thread that follows.
@@ -54,6 +55,11 @@ pub(super) struct Way<'a> {
 }
 
 impl Way<'_> {
+    /// Most pieces of a copy that are not answered. They leave credits for requests.
+    pub(super) fn pieces_max(&self) -> u32 {
+        UNANSWERED_MAX.min(u32::from(self.lanes.credits_max() / 2)).max(1)
+    }
+
     /// Posts the next rows that writes have overwritten; returns whether there was room for them,
     /// `None` if the copy has got all.
     pub(super) fn give_versions(
