@@ -257,7 +257,6 @@ fn a_run_that_can_have_no_replicas_is_refused_before_it_starts() {
     let data = folder("no-replicas").join("examples");
     std::fs::write(&data, "+1 0:1\n-1 1:1\n").unwrap();
     for (flags, says) in [
-        ("--consistency data:1", "data-centric(1) has no replicas yet"),
         ("--consistency ssp:1 --servers 1", "take 2 servers"),
         ("--consistency ssp:1 --hint spmt", "take the hint ps"),
     ] {
