@@ -13,6 +13,10 @@
 //! pushes it lacks, so it waits for both to come again. What waits for room has the same order, as
 //! pushes that were released meet reads there that came before.
 //!
+//! Under data-centric constraints reads are records as well, since a write waits for them. Copies
+//! may count one twice, so reads keep no order; but what ends an iteration waits behind the reads
+//! of it. `versions.rs` has what a read sees whose answer was lost.
+//!
 //! A broken lane is no leave: its worker makes it again. The scheduler tells servers which workers
 //! are lost, and the first thread of each chain then lets them leave.
 //!
