@@ -22,7 +22,7 @@ use crate::node::{
 };
 use crate::server::{Copies, Handles};
 use crate::table::TableSpec;
-use crate::worker::{News, Watch, Worker};
+use crate::worker::{ChangeChains, News, Watch, Worker};
 
 /// How nodes are started.
 pub enum Launch {
@@ -422,7 +422,15 @@ impl Cluster {
         };
         let watch: Watch = Box::new(watch);
         let roster = self.scheduler.borrow().roster()?;
-        let mut client = node::watched_client(&self.config.node, &roster, Some(watch))?;
+        let scheduler = Rc::downgrade(&self.scheduler);
+        let change: ChangeChains = Box::new(move |changes| match scheduler.upgrade() {
+            Some(scheduler) => {
+                scheduler.borrow_mut().ask(&node::Command::Rechain(changes.to_vec()))
+            }
+            None => Ok(None),
+        });
+        let config = &self.config.node;
+        let mut client = node::watched_client(config, &roster, Some(watch), Some(change))?;
         client.set_namespace(&self.namespace());
         Ok(client)
     }
@@ -440,7 +448,8 @@ impl Cluster {
     /// all the time; or if no other server can have a copy. As
     /// [`Worker::move_shard`](crate::Worker::move_shard) for a shard that cannot move.
     pub fn release_server(&self, rank: usize) -> Result<Vec<Handover>> {
-        let threads = self.scheduler.borrow_mut().announce_leave(rank)?;
+        let threads: Vec<usize> =
+            self.scheduler.borrow_mut().ask(&node::Command::AnnounceLeave { server: rank })?;
         let mut client = self.client()?;
         client.set_namespace("");
         client.wait_until_known(&threads.iter().copied().collect())?;
@@ -452,7 +461,8 @@ impl Cluster {
             await_copies(&mut client)?;
             match client.retire_threads(&threads)? {
                 Ok(departed) => {
-                    self.scheduler.borrow_mut().let_leave(rank, departed)?;
+                    let leave = node::Command::Leave { server: rank, departed };
+                    self.scheduler.borrow_mut().ask::<()>(&leave)?;
                     return Ok(moved);
                 }
                 Err(shards) => left = shards,

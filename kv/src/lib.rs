@@ -54,9 +54,11 @@ mod membership;
 pub mod node;
 pub mod objects;
 mod op;
+mod rechain;
 pub mod runs;
 pub mod secret;
 pub mod server;
+mod server_address;
 pub mod sharing;
 pub mod sketch;
 pub mod slicer;
@@ -77,10 +79,11 @@ pub use node::{
 };
 pub use runs::Runs;
 pub use server::{Handles, ServerThread, Shard};
+pub use server_address::ServerAddress;
 pub use sharing::{Shared, Sharer, Sharing};
 pub use table::{Initial, Store, TableSpec, ValueType};
 pub use tracker::{Answer, Callback, Timestamp};
-pub use worker::{ServerAddress, Table, TableCopies, Worker};
+pub use worker::{SharedView, Table, TableCopies, Worker};
 
 /// The programs in the pages build.
 #[cfg(doctest)]

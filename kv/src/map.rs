@@ -14,7 +14,7 @@ use caravan_van::draws::nth;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
-use crate::membership::Departed;
+use crate::membership::{ChainOf, Departed};
 
 /// Most shards of a table.
 pub const SHARDS_MAX: usize = 1 << 16;
@@ -133,6 +133,13 @@ pub struct Placed {
     pub epoch: u64,
 }
 
+impl Placed {
+    /// The shard as others know it, of the table of this number, as that is placed.
+    pub(crate) fn chain(&self, table: u32, replicas: u32) -> ChainOf {
+        ChainOf { table, begin: self.range.begin(), first: self.server, replicas }
+    }
+}
+
 /// A server thread's answer to the creation of a table.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Created {
@@ -212,10 +219,14 @@ impl Map {
         self.shards.iter().map(|shard| shard.server).collect()
     }
 
-    /// Records that a server thread has all shards of another one.
-    pub(crate) fn pass_on(&mut self, from: usize, to: usize) {
-        let of_it = |shard: &&mut Placed| shard.server == from;
-        self.shards.iter_mut().filter(of_it).for_each(|shard| shard.server = to);
+    /// Records whose the shards of a server thread are that is gone.
+    pub(crate) fn succeed(&mut self, gone: usize, successor: impl Fn(&Placed) -> usize) {
+        self.give(|shard| if shard.server == gone { successor(shard) } else { shard.server });
+    }
+
+    /// Records which server thread serves each shard.
+    pub(crate) fn give(&mut self, server: impl Fn(&Placed) -> usize) {
+        self.shards.iter_mut().for_each(|shard| shard.server = server(shard));
     }
 
     /// Records a claim to the shard that begins at `begin`; returns whether it is a new one.

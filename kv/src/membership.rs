@@ -4,15 +4,20 @@
 //! All only grow, so views join in any order. What a lost thread still says counts no longer.
 //! Everybody who has the view finds in it, without asking, who serves a shard that has copies.
 
+mod entry;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use crate::worker::ServerAddress;
+use self::entry::ChainEntries;
+pub(crate) use self::entry::{ChainEntry, ChainOf};
+use crate::server_address::ServerAddress;
 
 /// The server threads of a cluster. Founders are those that were there when it was complete: tables
 /// are placed on them, and copies go along their ring. Threads that have joined since follow behind
-/// them. They have the shards that were moved there, and copies where too few founders are left.
+/// them. They have the shards that were moved there, and copies where too few founders are left. The
+/// chain of a shard that was moved has an entry of its own.
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Membership {
     /// Addresses of the founders, in their order.
@@ -26,6 +31,9 @@ pub(crate) struct Membership {
     /// What has become of the others since, in the order in which all hear of it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) events: Vec<Event>,
+    /// What they say of chains, of a view to which all were added.
+    #[serde(skip)]
+    pub(crate) entries: ChainEntries,
 }
 
 /// A server process joins the complete cluster, or a thread of one leaves it.
@@ -37,6 +45,8 @@ pub(crate) enum Event {
     Announced(usize),
     /// It has left.
     Departed(Departed),
+    /// Shards with copies have these chains from now on.
+    Chains(Vec<ChainEntry>),
 }
 
 /// A server thread that has left the cluster. It owns nothing any more.
@@ -83,14 +93,21 @@ impl Event {
     pub(crate) fn departed(&self) -> Option<&Departed> {
         match self {
             Event::Departed(departed) => Some(departed),
-            Event::Joined(_) | Event::Announced(_) => None,
+            Event::Joined(_) | Event::Announced(_) | Event::Chains(_) => None,
         }
     }
 
     pub(crate) fn joined(&self) -> &[ServerAddress] {
         match self {
             Event::Joined(threads) => threads,
-            Event::Announced(_) | Event::Departed(_) => &[],
+            Event::Announced(_) | Event::Departed(_) | Event::Chains(_) => &[],
+        }
+    }
+
+    pub(crate) fn entries(&self) -> &[ChainEntry] {
+        match self {
+            Event::Chains(entries) => entries,
+            Event::Joined(_) | Event::Announced(_) | Event::Departed(_) => &[],
         }
     }
 }
@@ -145,6 +162,16 @@ impl Membership {
                 ));
             }
         }
+        let entries = self.events.iter().flat_map(Event::entries);
+        for ChainEntry { table, begin, members } in entries {
+            let unknown = members.iter().find(|(thread, _)| *thread >= all);
+            if members.is_empty() || unknown.is_some() {
+                return Err(format!(
+                    "{members:?} is no chain of the shard from key {begin} of table number {table}: \
+                     there are {all} server threads"
+                ));
+            }
+        }
         match lost.last() {
             Some(last) if *last >= all => {
                 Err(format!("server thread {last} cannot be lost: there are {all}"))
@@ -168,8 +195,15 @@ impl Membership {
         self.workers.extend(&other.workers);
         // All hear of them in one order.
         let new = other.events.get(self.events.len()..).unwrap_or_default();
-        self.events.extend_from_slice(new);
+        new.iter().for_each(|event| self.enter(event.clone()));
         before != size(self)
+    }
+
+    /// Adds the next event.
+    pub(crate) fn enter(&mut self, event: Event) {
+        forget_replaced(&mut self.events, &event);
+        self.entries.enter(self.events.len() as u64 + 1, event.entries());
+        self.events.push(event);
     }
 
     /// Whether a thread has left.
@@ -248,54 +282,130 @@ impl Membership {
         leaving.iter().map(successor).collect()
     }
 
-    /// The chain of a shard that was given to thread `first`: the first `replicas + 1` threads from
-    /// there on that are neither lost nor leave, each in a process of its own, and those between
-    /// that leave and have not left. The first of them serves it.
-    pub(crate) fn chain(&self, first: usize, replicas: u32) -> impl Iterator<Item = usize> + '_ {
-        let living = self.ring(first).filter(|thread| !self.is_gone(*thread));
-        let mut wanted = (replicas as usize).saturating_add(1);
-        living.take_while(move |thread| {
-            let is_in = wanted > 0;
-            wanted -= usize::from(is_in && !self.leaves(*thread));
-            is_in
-        })
+    /// The thread that has the places of another one when that is lost or leaves: the next one of its
+    /// ring, or itself.
+    pub(crate) fn successor(&self, thread: usize) -> Option<usize> {
+        self.ring(thread).find(|thread| !self.is_gone(*thread))
     }
 
-    /// Whether a thread was in that chain when none was gone.
-    pub(crate) fn was_in_chain(&self, first: usize, replicas: u32, thread: usize) -> bool {
-        self.ring(first).take((replicas as usize).saturating_add(1)).any(|it| it == thread)
+    /// The chain of a shard: the threads of its entry, or else the thread to which it was given,
+    /// and further ones of the ring of the first of these; `replicas + 1` that are neither lost nor
+    /// leave, each in a process of its own, and those between that leave and have not left. Of an
+    /// entry all that are not gone. The first of them serves it.
+    pub(crate) fn chain(&self, of: ChainOf) -> impl Iterator<Item = usize> + '_ {
+        let members = self.entries.get(of).map_or(&[][..], |(members, _)| members);
+        let first = members.first().map_or(of.first, |(thread, _)| *thread);
+        let is_near = move |thread: usize| {
+            members.iter().any(|(member, _)| self.process(*member) == self.process(thread))
+        };
+        let further = self.ring(first).filter(move |thread| !is_near(*thread));
+        let all = members.iter().map(|(thread, _)| (*thread, true));
+        let all = all.chain(further.map(|thread| (thread, false)));
+        let mut wanted = (of.replicas as usize).saturating_add(1);
+        let living = all.filter(|(thread, _)| !self.is_gone(*thread));
+        let chain = living.take_while(move |(thread, is_member)| {
+            let is_in = *is_member || wanted > 0;
+            let counts = is_in && wanted > 0 && !self.leaves(*thread);
+            wanted -= usize::from(counts);
+            is_in
+        });
+        chain.map(|(thread, _)| thread)
+    }
+
+    /// Whether a shard has an entry: its chain is not that of its placement.
+    pub(crate) fn has_entry(&self, of: ChainOf) -> bool {
+        self.entries.get(of).is_some()
+    }
+
+    /// The change since which a thread of a shard's chain is in it without a break. Whoever stands
+    /// in for a lost one is since the entry.
+    pub(crate) fn since(&self, of: ChainOf, thread: usize) -> u64 {
+        let Some((members, number)) = self.entries.get(of) else { return 0 };
+        let member = members.iter().find(|it| it.0 == thread);
+        member.map_or(number, |(_, since)| *since)
+    }
+
+    /// Whether a thread makes an equal copy of a new shard by itself, with its table: it was in the
+    /// chain when none was gone and nothing was moved.
+    pub(crate) fn was_in_chain(&self, of: ChainOf, thread: usize) -> bool {
+        let mut founding = self.ring(of.first).take((of.replicas as usize).saturating_add(1));
+        !self.has_entry(of) && founding.any(|it| it == thread)
+    }
+
+    /// The process of a thread, among all.
+    pub(crate) fn process(&self, thread: usize) -> usize {
+        let (count, mut end) = (self.addresses.len(), self.addresses.len());
+        if thread < count {
+            return thread / self.threads.max(1);
+        }
+        let joined = self.events.iter().map(Event::joined).filter(|threads| !threads.is_empty());
+        let before = joined.take_while(|threads| {
+            end += threads.len();
+            end <= thread
+        });
+        self.processes() + before.count()
     }
 
     /// A thread of each process, from `first` on: of the founders, around their ring, and then of
     /// those that have joined with as many threads, in their order. So whoever joins changes no
-    /// chain that has all its copies, and whoever follows a thread follows it in every chain.
-    fn ring(&self, first: usize) -> impl Iterator<Item = usize> + '_ {
+    /// chain that has all its copies, and whoever follows a thread follows it in every chain. From
+    /// a thread that has joined on it goes around all of them.
+    pub(crate) fn ring(&self, first: usize) -> impl Iterator<Item = usize> + '_ {
         let count = self.addresses.len();
         let processes = if first < count { self.processes() } else { 0 };
         let founders = (0..processes).map(move |at| (first + at * self.threads) % count);
-        let mut place = (first < count).then(|| first % self.threads.max(1));
-        let mut end = count;
-        let further = self.events.iter().map(Event::joined).filter_map(move |threads| {
+        let begin = self.joined_of(first);
+        let place = match begin {
+            None => Some(first % self.threads.max(1)),
+            Some((begin, threads)) => (threads == self.threads).then_some(first - begin),
+        };
+        let place = place.filter(|_| first < self.count());
+        let start = begin.map_or(count, |(begin, _)| begin);
+        let joined = move |is_meant: fn(usize, usize) -> bool| {
+            let mut end = count;
+            self.events.iter().map(Event::joined).filter_map(move |threads| {
+                let begin = end;
+                end += threads.len();
+                let is_equal = threads.len() == self.threads;
+                if !is_meant(begin, start) || threads.is_empty() {
+                    return None;
+                }
+                if (begin..end).contains(&first) {
+                    return Some(first);
+                }
+                place.filter(|_| is_equal).map(|place| begin + place)
+            })
+        };
+        let has_joined = begin.is_some();
+        let back = (0..self.processes()).filter_map(move |at| {
+            place.filter(|_| has_joined).map(|place| at * self.threads + place)
+        });
+        founders
+            .chain(joined(|begin, start| begin >= start))
+            .chain(back)
+            .chain(joined(|begin, start| begin < start))
+    }
+
+    /// The first thread and the number of threads of the process with which a thread has joined.
+    fn joined_of(&self, thread: usize) -> Option<(usize, usize)> {
+        let mut end = self.addresses.len();
+        self.events.iter().map(Event::joined).find_map(|threads| {
             let begin = end;
             end += threads.len();
-            let is_equal = threads.len() == self.threads;
-            if (begin..end).contains(&first) {
-                place = is_equal.then_some(first - begin);
-                return Some(first);
-            }
-            place.filter(|_| is_equal).map(|place| begin + place)
-        });
-        founders.chain(further)
+            (begin..end).contains(&thread).then_some((begin, threads.len()))
+        })
     }
+}
 
-    /// The thread after thread `of` in a chain.
-    pub(crate) fn next(&self, first: usize, replicas: u32, of: usize) -> Option<usize> {
-        self.chain(first, replicas).skip_while(|thread| *thread != of).nth(1)
-    }
-
-    /// How many threads follow thread `of` in a chain.
-    pub(crate) fn behind(&self, first: usize, replicas: u32, of: usize) -> usize {
-        self.chain(first, replicas).skip_while(|thread| *thread != of).count().saturating_sub(1)
+/// Forgets what earlier events say of the shards of a new one.
+pub(crate) fn forget_replaced(events: &mut [Event], new: &Event) {
+    let new = new.entries();
+    let is_replaced =
+        |it: &ChainEntry| new.iter().any(|by| (by.table, by.begin) == (it.table, it.begin));
+    for event in events.iter_mut().filter(|_| !new.is_empty()) {
+        if let Event::Chains(entries) = event {
+            entries.retain(|it| !is_replaced(it));
+        }
     }
 }
 
@@ -315,8 +425,12 @@ mod tests {
         }
     }
 
+    fn of(first: usize, replicas: u32) -> ChainOf {
+        ChainOf { table: 3, begin: 70, first, replicas }
+    }
+
     fn chain(view: &Membership, first: usize, replicas: u32) -> Vec<usize> {
-        view.chain(first, replicas).collect()
+        view.chain(of(first, replicas)).collect()
     }
 
     /// A process with so many threads.
@@ -418,7 +532,7 @@ mod tests {
         let first = |first| chain(&none, first, 0)[0];
         assert_eq!([0, 1, 2, 3, 5].map(first), [4, 8, 4, 8, 8]);
         assert_eq!((chain(&none, 1, 1), chain(&none, 6, 1)), (vec![8], vec![6]));
-        assert!(!with(&[0, 1]).was_in_chain(1, 1, 5));
+        assert!(!with(&[0, 1]).was_in_chain(of(1, 1), 5));
         let address = |thread| none.address(thread).map(str::to_owned);
         assert_eq!(address(3).as_deref(), Some("sim:3"));
         assert_eq!((address(5).as_deref(), address(9)), (Some("sim:b"), None));
@@ -427,18 +541,58 @@ mod tests {
     #[test]
     fn losses_do_not_change_who_was_in_a_chain() {
         let view = view(2, 3, &[3, 2]);
-        let was = [0, 1, 2, 3, 4, 5].map(|thread| view.was_in_chain(1, 1, thread));
+        let was = [0, 1, 2, 3, 4, 5].map(|thread| view.was_in_chain(of(1, 1), thread));
         assert_eq!(was, [false, true, false, true, false, false]);
     }
 
+    /// A view in which the chain of a shard has become others, one after the other.
+    fn rechained(view: Membership, first: usize, replicas: u32, chains: &[&[usize]]) -> Membership {
+        let mut view = view;
+        for wanted in chains {
+            let of = of(first, replicas);
+            let number = view.events.len() as u64 + 1;
+            let seen: Vec<usize> = view.chain(of).collect();
+            let since =
+                |thread| if seen.contains(thread) { view.since(of, *thread) } else { number };
+            let members = wanted.iter().map(|thread| (*thread, since(thread))).collect();
+            view.enter(Event::Chains(vec![ChainEntry { table: 3, begin: 70, members }]));
+        }
+        view
+    }
+
     #[test]
-    fn a_thread_knows_who_follows() {
-        let view = view(1, 4, &[2]);
-        assert_eq!(
-            (view.next(1, 2, 1), view.next(1, 2, 3), view.next(1, 2, 0)),
-            (Some(3), Some(0), None)
-        );
-        assert_eq!((view.behind(1, 2, 1), view.behind(1, 2, 0), view.behind(1, 2, 2)), (2, 0, 0));
+    fn a_moved_chain_is_that_of_its_entry() {
+        let mut view = rechained(view(1, 5, &[]), 0, 1, &[&[0, 1, 3]]);
+        assert_eq!(chain(&view, 0, 1), [0, 1, 3], "one more while it moves");
+        let other = ChainOf { begin: 71, ..of(0, 1) };
+        assert!(view.chain(other).eq([0, 1]) && !view.has_entry(other), "another shard");
+        assert!(!view.was_in_chain(of(0, 1), 1) && view.was_in_chain(other, 1));
+        view = rechained(view, 0, 1, &[&[1, 3]]);
+        assert_eq!(chain(&view, 0, 1), [1, 3]);
+        view.lost.insert(1);
+        assert_eq!(chain(&view, 0, 1), [3, 2], "the ring of the thread that was first");
+        assert_eq!([0, 1, 2, 3].map(|thread| view.since(of(0, 1), thread)), [2, 0, 2, 1]);
+        view = rechained(view, 0, 1, &[&[3, 2, 0], &[2, 0]]);
+        assert_eq!(view.events.iter().flat_map(Event::entries).count(), 1);
+        assert_eq!([0, 2].map(|thread| view.since(of(0, 1), thread)), [3, 2], "it is back");
+        let mut heard = Membership::default();
+        assert!(heard.join(&view) && heard == view);
+        assert_eq!((view.check(5), view.check(4).is_err()), (Ok(()), true));
+        view.events.push(Event::Chains(vec![ChainEntry {
+            table: 3,
+            begin: 0,
+            members: vec![(5, 0)],
+        }]));
+        assert!(view.check(5).unwrap_err().contains("is no chain of the shard from key 0"));
+    }
+
+    #[test]
+    fn replaced_entries_are_forgotten() {
+        let entry = |begin, thread| ChainEntry { table: 7, begin, members: vec![(thread, 0)] };
+        let mut events = vec![Event::Chains(vec![entry(0, 1), entry(5, 1)]), Event::Announced(2)];
+        let new = Event::Chains(vec![entry(5, 3)]);
+        forget_replaced(&mut events, &new);
+        assert_eq!(events, [Event::Chains(vec![entry(0, 1)]), Event::Announced(2)]);
     }
 
     #[test]

@@ -74,7 +74,8 @@ operations! {
     Bound = 13 by Anybody,
     /// The shard of the range is to move to another server thread.
     Move = 14 by Anybody,
-    /// A failure: the request comes back, since its shard has moved. A worker sends it again.
+    /// A failure: the request comes back, since its shard has moved. A worker sends it again. Of a
+    /// shard with copies it comes without anything: the worker has kept it.
     Moved = 15 by Nobody,
     /// Nothing but an answer: the worker has heard everything from before.
     Mark = 16 by Anybody,
@@ -98,7 +99,8 @@ operations! {
     /// ([`Membership`](crate::membership::Membership)).
     Membership = 24 by Client,
     /// From a thread of a shard's chain to the next one: follow. The answer's value says whether
-    /// that has a whole copy.
+    /// that has a whole copy. As the operation of a failure: the record comes from a thread which
+    /// the one that was asked does not follow.
     Follow = 25 by Server,
     /// An answer to a forwarded request, which names its shard by the range: all copies behind the
     /// sender of the request have it; or, as a failure, why there is none any more. Forwarded:

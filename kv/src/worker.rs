@@ -5,6 +5,7 @@
 //! (`worker/answer.rs`) whenever it makes a request or waits for one.
 
 mod answer;
+mod chains;
 mod checkpoint;
 mod clocks;
 mod copies;
@@ -16,6 +17,7 @@ mod moving;
 mod recovery;
 mod request;
 mod runs;
+mod shared_view;
 mod table;
 mod waiting;
 mod whole;
@@ -31,26 +33,19 @@ use self::lanes::Server;
 use self::moving::Moves;
 use self::recovery::Recovery;
 use self::request::{Payload, Request};
+pub use self::shared_view::SharedView;
 pub use self::table::Table;
 use self::table::TableState;
 use self::waiting::{Awaited, Silence};
-pub(crate) use self::waiting::{News, Waits, Watch};
+pub(crate) use self::waiting::{ChangeChains, News, Waits, Watch};
 use crate::config::REQUEST_TIMEOUT;
 use crate::cost::Cost;
 use crate::error::{Error, Result};
 use crate::filter::{Outstanding, OwnFilters};
 use crate::op::Op;
 use crate::runs::Coded;
+use crate::server_address::ServerAddress;
 use crate::tracker::{Answer, Callback, Timestamp, Tracker};
-
-/// Where a server thread listens.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct ServerAddress {
-    /// For messages: "server 0 thread 1".
-    pub name: String,
-    /// In the form that its van's `connect` takes.
-    pub address: String,
-}
 
 /// The server threads that a worker knows at first.
 pub(crate) struct Servers<'a> {
@@ -144,7 +139,7 @@ impl Worker {
         waits.opening_max = timeout;
         let News { lost, events } = waits.look()?;
         recovery.view.lost.extend(lost);
-        recovery.view.events = events;
+        events.into_iter().for_each(|event| recovery.view.enter(event));
         // The roster may be younger than the news.
         let known = all[founders..].iter();
         let new = recovery.view.joined().skip(known.len());

@@ -14,7 +14,8 @@ use super::group::{NodeName, Recipients};
 use super::vitals::Vitals;
 use crate::error::{Error, Result};
 use crate::membership::{Departed, Event};
-use crate::worker::ServerAddress;
+use crate::rechain::Rechain;
+use crate::server_address::ServerAddress;
 
 /// The role of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -346,6 +347,10 @@ pub(crate) enum Command {
     /// Tells everybody that the threads of this server own nothing any more, so that it can leave.
     /// Answered at once, or refused as [`Command::AnnounceLeave`].
     Leave { server: usize, departed: Vec<Departed> },
+    /// Tells everybody that these chains are others from now on. Answered at once with the number
+    /// of the change; with none if one of them is not the one that the driver has seen; or refused
+    /// with the reason why it cannot be.
+    Rechain(Vec<Rechain>),
     /// Answered at once with the [`Loss`] of a node, if any was lost.
     Check,
     /// Answered at once with a list of [`NodeState`](super::vitals::NodeState). A driver needs no

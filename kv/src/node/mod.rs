@@ -40,7 +40,7 @@ mod vitals;
 pub(crate) use backend::SimulatedNode;
 pub use backend::{Nic, VANS, Van, address_over, is_built, is_simulated, nic, open};
 pub(crate) use barriers::Party;
-pub(crate) use control::{DRIVER, Program, identity, is_client, is_within, within};
+pub(crate) use control::{Command, DRIVER, Program, identity, is_client, is_within, within};
 pub use control::{JobStatus, Role, Roster, Step, Target};
 pub use group::{Group, NodeName, Recipients};
 pub(crate) use heartbeat::end_with_launcher;

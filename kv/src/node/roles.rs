@@ -28,7 +28,8 @@ use crate::error::{Error, Result};
 use crate::history;
 use crate::membership::Membership;
 use crate::server::{Handles, ServerThread};
-use crate::worker::{ServerAddress, Servers, Waits, Watch, Worker};
+use crate::server_address::ServerAddress;
+use crate::worker::{ChangeChains, Servers, Waits, Watch, Worker};
 
 /// Runs tasks that the scheduler sends to workers under its name.
 pub trait App {
@@ -245,7 +246,7 @@ pub fn run_worker(
     let member = Rc::new(RefCell::new(member));
     let watched = member.clone();
     let watch: Watch = Box::new(move || watched.borrow_mut().news());
-    let mut worker = watched_client(&config, &roster, Some(watch))?;
+    let mut worker = watched_client(&config, &roster, Some(watch), None)?;
     worker.show_by(gauge);
     let Roster { rank, workers, .. } = roster;
     let job = String::new();
@@ -346,8 +347,10 @@ pub(crate) fn watched_client(
     config: &NodeConfig,
     roster: &Roster,
     watch: Option<Watch>,
+    change: Option<ChangeChains>,
 ) -> Result<Worker> {
     let waits = Waits::up_to(config.request_timeout).sparing(roster.server_losses_max > 0);
+    let waits = waits.changing_chains(change);
     let waits = match watch {
         Some(watch) => waits.watching(watch, config.heartbeat),
         None => waits,

@@ -38,9 +38,9 @@ use super::rpc::{AtRpc, Rpc};
 use super::thread::NodeThread;
 use crate::config::{ClusterConfig, NodeConfig};
 use crate::error::{Error, Result};
-use crate::membership::Departed;
 use crate::node::Van;
-use crate::worker::{News, ServerAddress};
+use crate::server_address::ServerAddress;
+use crate::worker::News;
 
 /// Longest sleep while waiting: how often a caller of [`SchedulerClient::gather`] checks its
 /// children.
@@ -507,23 +507,6 @@ impl SchedulerClient {
         Ok(News { lost: servers.clone(), events: events.clone() })
     }
 
-    /// Tells everybody that a server will leave the cluster; returns the places of its threads
-    /// among all.
-    ///
-    /// # Errors
-    /// [`Error::Config`] says why it may not; [`Error::NodeLost`].
-    pub(crate) fn announce_leave(&mut self, server: usize) -> Result<Vec<usize>> {
-        self.ask(&Command::AnnounceLeave { server })
-    }
-
-    /// Tells everybody that the threads of a server own nothing any more, so that it can leave.
-    ///
-    /// # Errors
-    /// As [`SchedulerClient::announce_leave`].
-    pub(crate) fn let_leave(&mut self, server: usize, departed: Vec<Departed>) -> Result<()> {
-        self.ask(&Command::Leave { server, departed })
-    }
-
     /// Checks that all members are alive.
     ///
     /// # Errors
@@ -568,7 +551,10 @@ impl SchedulerClient {
     }
 
     /// Asks the thread and waits for its answer. It answers everything in time, or its lane breaks.
-    fn ask<T: DeserializeOwned>(&mut self, what: &Command) -> Result<T> {
+    ///
+    /// # Errors
+    /// [`Error::Config`] if it refuses, as [`Command`] says; [`Error::NodeLost`].
+    pub(crate) fn ask<T: DeserializeOwned>(&mut self, what: &Command) -> Result<T> {
         self.answer = None;
         self.asked = self.lane.ask(what)?;
         loop {

@@ -20,7 +20,7 @@ use std::io::{self, Write};
 use std::rc::Rc;
 
 use caravan_van::wire::Offer;
-use caravan_van::{Connections, Message, PeerId, Pool};
+use caravan_van::{Connections, KeyRange, Message, PeerId, Pool};
 
 use self::admission::Turn;
 pub(super) use self::admission::{AdmissionController, Waiting};
@@ -38,8 +38,8 @@ pub(super) use self::outcome::{Admitted, Client, Step, Trouble};
 use self::replica::Known;
 pub(super) use self::replica::Replica;
 pub(crate) use self::served::Served;
-use self::served::all_lost;
 pub(super) use self::served::logs;
+use self::served::missing_copy;
 pub use self::served::{Copies, LogStep};
 use super::answer::{ReplyTo, answer_pull, place_pull};
 use super::handle::Handles;
@@ -68,6 +68,8 @@ pub(super) struct Tables {
     moves: Moves,
     chains: Chains,
     owed: Owed,
+    /// Shards that have left this thread, since that was asked last.
+    pub(super) left: Vec<(u32, KeyRange)>,
     /// Index of the last request's shard; the next request is probably for it, too.
     last: usize,
 }
@@ -88,6 +90,7 @@ impl Tables {
             moves: Moves::default(),
             chains: Chains::default(),
             owed: Owed::default(),
+            left: Vec::new(),
             last: 0,
         }
     }
@@ -128,8 +131,8 @@ impl Tables {
         if self.numbers.is_dropped(number) {
             return Trouble::Dropped;
         }
-        if let Some(keys) = self.lost_copies(number, key) {
-            return Trouble::Refused(all_lost(keys, &self.known[&number].spec));
+        if let Some(trouble) = missing_copy(self, number, key) {
+            return trouble;
         }
         Trouble::Refused(match self.known.get(&number) {
             None if self.index >= self.count => format!(

@@ -6,12 +6,13 @@
 use caravan_van::wire::Kind;
 use caravan_van::{Arrival, Buffer, Draft, Message, Pool};
 
+use super::Worker;
 use super::lanes::{NOBODY, Server};
 use super::table::TableState;
-use super::{ServerAddress, Worker};
 use crate::error::{Error, Result, with_sources};
 use crate::filter::{FILTERED, Outstanding};
 use crate::op::Op;
+use crate::server_address::ServerAddress;
 use crate::tracker::{Callback, Part, Progress};
 
 impl Worker {
@@ -107,6 +108,11 @@ impl Worker {
             return self.enter_leaving(server, &message);
         }
         if message.kind() == Kind::Failure && message.op() == Op::Moved as u8 {
+            if self.recovery.kept.get(timestamp).is_some() {
+                self.recovery.awaits_chain = true;
+                self.recovery.is_due = true;
+                return;
+            }
             return self.take_back(server, message);
         }
         if self.has_filters {

@@ -77,14 +77,14 @@ impl Worker {
                 break;
             }
         }
-        let copies = tables.into_values().map(|Served { table, keys, missing, coming }| {
+        let copies = tables.into_values().map(|Served { table, keys, missing, coming, .. }| {
             Ok(TableCopies { lost: unserved(table.range()?, &keys), table, missing, coming })
         });
         copies.collect()
     }
 
     /// Asks all server threads that live, when they know what this worker knows of the others.
-    fn ask_all<T: DeserializeOwned>(&mut self, op: Op) -> Result<Vec<T>> {
+    pub(super) fn ask_all<T: DeserializeOwned>(&mut self, op: Op) -> Result<Vec<T>> {
         self.ask_survivors(|worker| {
             worker.tell_view()?;
             let living = worker.living();

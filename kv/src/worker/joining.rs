@@ -8,10 +8,11 @@
 
 use std::collections::BTreeSet;
 
+use super::Worker;
 use super::lanes::Server;
 use super::moving::Returned;
-use super::{ServerAddress, Worker};
 use crate::error::Result;
+use crate::server_address::ServerAddress;
 
 impl Worker {
     /// Records the server threads of its view that it does not know yet, and takes requests that

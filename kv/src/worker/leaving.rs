@@ -13,6 +13,7 @@
 use std::collections::BTreeSet;
 
 use super::Worker;
+use super::chains::enter_chains;
 use super::lanes::NOBODY;
 use crate::error::{Error, Result};
 use crate::map::Retired;
@@ -31,10 +32,11 @@ impl Worker {
             // Servers hear of it first.
             self.tables.iter_mut().for_each(|known| known.route.close());
             self.enter_joined();
+            enter_chains(self, event.entries());
             let Event::Departed(departed) = event else { continue };
             self.moves.parting.insert(departed.thread);
             (0..self.tables.len()).for_each(|table| self.enter_handed(table, departed));
-            let successor = self.recovery.view.chain(departed.thread, 0).next();
+            let successor = self.recovery.view.successor(departed.thread);
             if let Some(successor) = successor {
                 self.succeed(departed.thread, successor);
             }
@@ -59,7 +61,7 @@ impl Worker {
         }
         // Of a table that was dropped the successor knows that; one that is newer it has.
         let known = &mut self.tables[table];
-        known.map.pass_on(departed.thread, departed.successor);
+        known.map.succeed(departed.thread, |_| departed.successor);
         known.route.close();
     }
 

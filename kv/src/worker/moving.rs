@@ -17,6 +17,7 @@ use std::collections::{BTreeSet, VecDeque};
 use caravan_van::wire::{Coding, Kind};
 use caravan_van::{Draft, KeyRange, Message, Values};
 
+use super::chains::ChainMove;
 use super::lanes::{NOBODY, Server};
 use super::table::TableState;
 use super::waiting::{Awaited, Silence};
@@ -89,7 +90,8 @@ impl Moves {
 impl Worker {
     /// Moves the shard that has `key` of a table to server thread `server`, in the order of
     /// [`Worker::connect`], while requests to it go on. The answer comes once it is there, and is
-    /// empty.
+    /// empty. A shard with copies moves with all of them, as far as they have to, and is there when
+    /// this function returns; the others of its chain are those behind that thread.
     ///
     /// # Errors
     /// [`Error::UnknownTable`](crate::Error::UnknownTable);
@@ -100,6 +102,12 @@ impl Worker {
         let known = self.known(table)?;
         crate::slicer::check(&[key], known.range, &known.spec.name)?;
         let shard = known.map.find(key).unwrap_or_default();
+        if known.spec.replicas > 0 {
+            let moved = self.tracker.begin(Op::Move)?;
+            let outcome = ChainMove::of(self, table).and_then(|it| it.one(shard, server));
+            self.seal(moved, outcome.map(|()| None));
+            return Ok(moved);
+        }
         let address = self.servers.get(server).map_or("", |server| &server.at.address);
         let body = serde_json::to_vec(&Destination { server, address: address.to_owned() })?;
         self.request_shards(Op::Move, table, shard..shard + 1, self.clock, &body)
@@ -115,6 +123,13 @@ impl Worker {
     /// cannot be moved; those before it have moved.
     pub fn rebalance(&mut self, table: Table, drained: &[usize]) -> Result<Vec<Placed>> {
         self.check_lost_nodes()?;
+        if self.known(table)?.spec.replicas > 0 {
+            let heads = self.balanced(table, drained)?;
+            let shards = self.known(table)?.map.shards();
+            let moved = heads.iter().map(|(shard, _)| shards[*shard]).collect();
+            ChainMove::of(self, table)?.all(heads, drained)?;
+            return Ok(moved);
+        }
         self.follow_shards(table)?;
         let moves = self.balanced(table, drained)?;
         self.move_all(table, moves)

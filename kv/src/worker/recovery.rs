@@ -25,6 +25,7 @@ use crate::error::Result;
 use crate::map::Placed;
 use crate::membership::{Event, Membership};
 use crate::op::{BITS, Op};
+use crate::tracker::Tracker;
 
 /// Time between two attempts to make a lane again, and longest sleep while something is to be
 /// done.
@@ -44,6 +45,8 @@ pub(super) struct Recovery {
     retry_at: Vec<Duration>,
     /// Whether any table has had replicas, or a request about tables has outlived a server.
     pub(super) is_on: bool,
+    /// Whether a server has said that a chain does not begin there, and nothing was heard since.
+    pub(super) awaits_chain: bool,
     /// Whether there may be anything for [`Worker::recover`] to do.
     pub(super) is_due: bool,
 }
@@ -65,9 +68,10 @@ impl Recovery {
 
     /// Records what has become of a server, of which others hear before anything else.
     pub(super) fn enter_event(&mut self, event: &Event) {
-        self.view.events.push(event.clone());
+        self.view.enter(event.clone());
         self.told.fill(false);
         self.is_on |= event.departed().is_some();
+        self.awaits_chain = false;
         self.is_due = true;
     }
 
@@ -174,7 +178,7 @@ impl Worker {
         if server >= self.servers.len() || !self.recovery.view.lost.insert(server) {
             return;
         }
-        let Some(successor) = self.recovery.view.chain(server, 0).next() else {
+        let Some(successor) = self.recovery.view.successor(server) else {
             self.recovery.give_up(server);
             self.drop_lane(server);
             return self.fail_open(server);
@@ -190,19 +194,15 @@ impl Worker {
         recovery.told.fill(false);
         recovery.is_due |= recovery.is_on;
         for known in tables.iter_mut().filter(|known| known.spec.replicas > 0) {
-            known.map.pass_on(server, successor);
-            known.route.close();
+            known.map.succeed(server, |_| successor);
+            known.follow_chains(&recovery.view);
         }
-        for kept in recovery.kept.iter_mut() {
-            let timestamp = kept.timestamp;
-            if kept.server == server
-                && let Some((progress, at)) = tracker.part(timestamp, server)
-            {
-                progress.parts[at].server = successor;
-                kept.server = successor;
-                recovery.unposted.insert(timestamp);
-            }
-        }
+        redirect(recovery, tracker, |kept| {
+            let known = tables.iter().find(|known| known.number == kept.table);
+            let shard = known.and_then(|it| Some((it, it.map.find(kept.range.begin())?)));
+            let owner = shard.map(|(known, at)| known.map.shards()[at].server);
+            (kept.server == server).then(|| owner.unwrap_or(successor))
+        });
     }
 
     /// Why a server's keys are gone with it: the name of a table there without replicas.
@@ -255,7 +255,8 @@ impl Worker {
                 waits.insert(server);
             }
         }
-        self.recovery.is_due |= !waits.is_empty() || self.moves.await_news();
+        self.recovery.is_due |=
+            !waits.is_empty() || self.moves.await_news() || self.recovery.awaits_chain;
         // What was held back until there is news.
         self.send_returned();
         Ok(is_busy)
@@ -369,6 +370,25 @@ impl Worker {
             worker.open_lane(untold); // it may have joined meanwhile
             Some(untold)
         })
+    }
+}
+
+/// Has other servers answer the parts that are kept where `owner` says so: they are posted there,
+/// behind the news.
+pub(super) fn redirect(
+    recovery: &mut Recovery,
+    tracker: &mut Tracker,
+    owner: impl Fn(&Kept) -> Option<usize>,
+) {
+    let Recovery { kept, unposted, is_due, .. } = recovery;
+    for kept in kept.iter_mut() {
+        let Some(to) = owner(kept).filter(|to| *to != kept.server) else { continue };
+        if let Some((progress, at)) = tracker.part(kept.timestamp, kept.server) {
+            progress.parts[at].server = to;
+            kept.server = to;
+            unposted.insert(kept.timestamp);
+            *is_due = true;
+        }
     }
 }
 

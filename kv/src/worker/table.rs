@@ -9,6 +9,7 @@ use crate::consistency::Model;
 use crate::error::{Error, Result};
 use crate::filter::{AtWorker, KeyCacheCounters, Own, OwnFilters, Sent, Traffic};
 use crate::map::{Map, Placed};
+use crate::membership::Membership;
 use crate::op::Op;
 use crate::table::{TableSpec, ValueType};
 use crate::tracker::Timestamp;
@@ -81,6 +82,19 @@ impl Route {
 }
 
 impl TableState {
+    /// Records where the chains of shards begin that have entries.
+    pub(super) fn follow_chains(&mut self, view: &Membership) {
+        let TableState { number: table, spec, map, route, .. } = self;
+        let replicas = spec.replicas;
+        map.give(|shard| {
+            let of = shard.chain(*table, replicas);
+            let head =
+                (replicas > 0 && view.has_entry(of)).then(|| view.chain(of).next()).flatten();
+            head.unwrap_or(shard.server)
+        });
+        route.close();
+    }
+
     /// Whether `table` is this one, and not one that had its place before.
     pub(super) fn is(&self, table: Table) -> bool {
         self.number == table.1

@@ -3,10 +3,12 @@
 use std::fmt;
 use std::time::Duration;
 
+use super::Worker;
 use super::recovery::RETRY;
-use super::{ServerAddress, Worker};
 use crate::error::{Error, Result};
 use crate::membership::Event;
+use crate::rechain::Rechain;
+use crate::server_address::ServerAddress;
 use crate::tracker::Timestamp;
 
 /// A wait logs a warning each time this has passed.
@@ -24,6 +26,10 @@ pub(crate) struct News {
 /// Runs now and then while no answer comes; returns the news so far. An error ends the wait.
 pub(crate) type Watch = Box<dyn FnMut() -> Result<News>>;
 
+/// Has the scheduler change chains; returns the number of the change, or `None` if one of them is
+/// not the one that was seen.
+pub(crate) type ChangeChains = Box<dyn FnMut(&[Rechain]) -> Result<Option<usize>>>;
+
 /// Longest sleep while waiting: a waiting worker checks its watch at least this often.
 const BACKOFF: Duration = Duration::from_millis(100);
 
@@ -37,6 +43,8 @@ const LOOK_EVERY_JOINED: u32 = 32;
 pub(crate) struct Waits {
     /// Fails once a node is lost.
     watch: Option<Watch>,
+    /// How chains are changed, if anybody can.
+    pub(super) change_chains: Option<ChangeChains>,
     /// Whether servers may be lost while the others go on.
     pub(super) spares: bool,
     /// Longest sleep between two checks.
@@ -58,6 +66,7 @@ impl Waits {
     pub(crate) fn up_to(silence_max: Duration) -> Waits {
         Waits {
             watch: None,
+            change_chains: None,
             spares: false,
             backoff: BACKOFF,
             is_failing: false,
@@ -100,6 +109,11 @@ impl Waits {
         self.watch = Some(watch);
         self.spares = true;
         self.backoff = backoff;
+    }
+
+    /// Changes chains by this.
+    pub(crate) fn changing_chains(self, change: Option<ChangeChains>) -> Waits {
+        Waits { change_chains: change, ..self }
     }
 
     /// Says whether servers may be lost while the others go on.

@@ -177,8 +177,8 @@ impl Worker {
         if spec.replicas > 0 {
             let view = &self.recovery.view;
             let gone = view.lost.iter().copied().chain(view.departed().map(|it| it.thread));
-            let successor = |gone: usize| Some((gone, view.chain(gone, 0).next()?));
-            gone.filter_map(successor).for_each(|(gone, next)| map.pass_on(gone, next));
+            let successor = |gone: usize| Some((gone, view.successor(gone)?));
+            gone.filter_map(successor).for_each(|(gone, next)| map.succeed(gone, |_| next));
         }
         let spec = spec.clone();
         self.has_filters |= filters.is_some();
@@ -201,6 +201,7 @@ impl Worker {
             Some(free) => *free = state,
             None => self.tables.push(state),
         }
+        self.tables[place].follow_chains(&self.recovery.view);
         Ok(place)
     }
 

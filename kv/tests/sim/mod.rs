@@ -82,7 +82,7 @@ impl Sim {
         prepare: impl Fn(ServerThread) -> ServerThread + Clone + Send + 'static,
     ) -> Sim {
         let network = Network::new(seed, setup.network.clone());
-        let (oracle, stop) = (Oracle::default(), Arc::new(AtomicBool::new(false)));
+        let (oracle, stop) = (Oracle::of(setup.servers), Arc::new(AtomicBool::new(false)));
         let (seen, stopped, of) = (oracle.clone(), stop.clone(), setup.clone());
         let count = setup.servers as usize;
         let (addresses, _) = start_nodes(&network, count, move |network, index| {
@@ -190,8 +190,7 @@ impl Hand<'_> {
 
     /// Makes this worker hear of losses from another oracle from now on.
     fn hear(&mut self, oracle: &Oracle) {
-        let heard = oracle.clone();
-        self.worker.watch_servers(move || Ok(heard.lost()), Duration::from_micros(300));
+        oracle.hear(&mut self.worker);
     }
 
     /// Records that this worker has pushed everything, and waits until all have.

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use caravan_kv::server::{ChainCounters, Copies, LogStep, MoveCounters, MoveStep, ShardStep};
-use caravan_kv::{ServerThread, Timestamp, Worker};
+use caravan_kv::{ServerThread, SharedView, Timestamp, Worker};
 use caravan_van::KeyRange;
 use caravan_van::sim::Network;
 
@@ -24,9 +24,12 @@ const STATES_MAX: usize = 32;
 /// log has come.
 type State = BTreeMap<(u32, u64), u64>;
 
-/// It says who is lost.
-#[derive(Clone, Default)]
-pub(crate) struct Oracle(Arc<Mutex<Seen>>);
+/// It says who is lost, and which chains have moved.
+#[derive(Clone)]
+pub(crate) struct Oracle {
+    seen: Arc<Mutex<Seen>>,
+    view: SharedView,
+}
 
 #[derive(Default)]
 struct Seen {
@@ -61,8 +64,13 @@ struct Server {
 }
 
 impl Oracle {
+    /// Of so many servers.
+    pub(crate) fn of(servers: u64) -> Oracle {
+        Oracle { seen: Arc::default(), view: SharedView::new(servers as usize) }
+    }
+
     fn seen(&self) -> MutexGuard<'_, Seen> {
-        self.0.lock().unwrap()
+        self.seen.lock().unwrap()
     }
 
     /// Records what a server has after an event, and checks its logs if they are others.
@@ -84,6 +92,9 @@ impl Oracle {
                 states.remove(0);
             }
         }
+        let is_whole = |log: &LogStep| log.is_whole.then(|| (log.table, log.range.begin()));
+        let whole: BTreeSet<(u32, u64)> = logs.iter().filter_map(is_whole).collect();
+        of.states.retain(|place, _| whole.contains(place));
         of.logs = logs;
         seen.check_logs(server);
     }
@@ -97,8 +108,8 @@ impl Oracle {
 
     /// Checks that all copies have what a worker was told is done: a push to these keys.
     pub(crate) fn acknowledge(&self, node: u32, pushed: Timestamp, (table, keys): (u32, &[u64])) {
-        let seen = self.seen();
-        for (server, log) in seen.whole_logs() {
+        let (seen, changes) = (self.seen(), self.view.changes());
+        for (server, log) in seen.whole_logs().filter(|(_, log)| log.heard == changes) {
             let has_key = keys.iter().any(|key| log.range.contains(*key));
             if log.table != table || !has_key || seen.unordered.contains(&table) {
                 continue;
@@ -117,9 +128,13 @@ impl Oracle {
 
     /// Makes a worker hear who is lost.
     pub(crate) fn tell(&self, mut worker: Worker) -> Worker {
-        let oracle = self.clone();
-        worker.watch_servers(move || Ok(oracle.lost()), Duration::from_micros(300));
+        self.hear(&mut worker);
         worker
+    }
+
+    /// As [`Oracle::tell`].
+    pub(crate) fn hear(&self, worker: &mut Worker) {
+        self.view.tell(worker, Duration::from_micros(300));
     }
 
     /// Who counts as lost.
@@ -130,6 +145,7 @@ impl Oracle {
     /// Makes a server count as lost.
     pub(crate) fn lose(&self, server: u64) {
         self.seen().lost.insert(server);
+        self.view.lose(server as usize);
     }
 
     /// The first of so many servers that is not lost, from this one on and around.
@@ -253,6 +269,7 @@ impl Seen {
             let others = self.whole_logs().filter(|(at, other)| {
                 *at != server
                     && (other.table, other.range) == (log.table, log.range)
+                    && other.heard == log.heard
                     && other.place != log.place
             });
             for (at, other) in others {

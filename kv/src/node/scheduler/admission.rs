@@ -13,7 +13,7 @@ use super::super::session::{SessionId, Speech};
 use super::control_state::ControlState;
 use super::further;
 use super::thread::SchedulerThread;
-use crate::worker::ServerAddress;
+use crate::server_address::ServerAddress;
 
 impl SchedulerThread {
     /// Admits a node; the last one triggers the choice of vans and its announcement.

@@ -10,8 +10,8 @@ use super::super::group::NodeName;
 use super::super::members::{Members, Seat};
 use super::super::session::{SessionId, Speech};
 use super::sessions::Sessions;
-use crate::membership::Event;
-use crate::worker::ServerAddress;
+use crate::membership::{Event, Membership, forget_replaced};
+use crate::server_address::ServerAddress;
 
 /// The control plane, seen from its middle. It does no I/O: what is said is sent when it is saved.
 #[derive(Serialize, Deserialize)]
@@ -124,10 +124,26 @@ impl ControlState {
         self.order(newcomer, number, &Order::LostWorkers(self.members.lost_workers()));
     }
 
-    /// Tells all members of servers that have joined, leave or have left.
-    pub(super) fn publish_events(&mut self, number: u64, events: Vec<Event>) {
-        self.events.extend(events.iter().cloned());
+    /// Tells all members of servers that have joined, leave or have left, and of chains; returns
+    /// how many events there are so far.
+    pub(super) fn publish_events(&mut self, number: u64, events: Vec<Event>) -> usize {
+        for event in &events {
+            forget_replaced(&mut self.events, event);
+            self.events.push(event.clone());
+        }
         self.order_all(number, &Order::ServerEvents(events));
+        self.events.len()
+    }
+
+    /// What everybody knows of the server threads, but for their addresses.
+    pub(super) fn view(&self) -> Membership {
+        let ControlState { members, lost_threads, events, .. } = self;
+        let addresses = vec![String::new(); members.founding_threads()];
+        let lost = lost_threads.iter().copied().collect();
+        let threads = members.threads_of_each();
+        let mut view = Membership { addresses, threads, lost, ..Membership::default() };
+        events.iter().for_each(|event| view.enter(event.clone()));
+        view
     }
 
     /// Whether there is a server thread at this place that is neither lost nor has left.

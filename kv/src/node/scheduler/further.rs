@@ -4,6 +4,8 @@
 //! will. The driver moves its shards to others, waits until those with copies have one more, and
 //! has its threads take no more. Then it tells here where the shards have gone, and everybody hears
 //! that the server has left. That ends when no client has a lane to it, and its loss is none.
+//!
+//! Shards with copies move by changes of their chains, which a driver wants and everybody hears of.
 
 use super::super::backend::Van;
 use super::super::choice::{self, Candidate};
@@ -13,6 +15,7 @@ use super::super::reach;
 use super::control_state::ControlState;
 use super::jobs::Jobs;
 use crate::membership::{Departed, Event};
+use crate::rechain::{self, Rechain, RechainError};
 
 /// The vans of a server that wants to join the others, and its entry for them.
 ///
@@ -138,4 +141,20 @@ pub(super) fn let_leave(
     control.publish_events(jobs.tasks.next_number(), events);
     jobs.answer_watches(control);
     Ok(())
+}
+
+/// Tells everybody that chains of shards are others from now on; returns the number of the change,
+/// or `None` if one of them is not the one that the driver has seen.
+///
+/// # Errors
+/// Why a chain cannot be what is wanted.
+pub(super) fn rechain(
+    control: &mut ControlState,
+    jobs: &mut Jobs,
+    changes: &[Rechain],
+) -> Result<Option<usize>, RechainError> {
+    let Some(event) = rechain::event(&control.view(), changes)? else { return Ok(None) };
+    let number = control.publish_events(jobs.tasks.next_number(), vec![event]);
+    jobs.answer_watches(control);
+    Ok(Some(number))
 }

@@ -119,6 +119,10 @@ impl SchedulerThread {
                 let told = further::let_leave(control, jobs, server, departed);
                 control.tell_or_refuse(session, timestamp, told);
             }
+            Command::Rechain(changes) => {
+                let number = further::rechain(control, jobs, &changes);
+                control.tell_or_refuse(session, timestamp, number.map_err(|why| why.to_string()));
+            }
             Command::Check => {
                 self.check_members();
                 let lost = self.state.control.lost.clone();

@@ -34,6 +34,7 @@
 
 mod follow;
 mod gathered;
+mod leaving;
 mod log;
 mod models;
 mod serve;
@@ -47,20 +48,20 @@ use std::ops::AddAssign;
 use std::time::Duration;
 
 use caravan_van::wire::Kind;
-use caravan_van::{Connections, Draft, Endpoint, PeerId, Pool, Shared, Values};
+use caravan_van::{Connections, Draft, Endpoint, Message, PeerId, Pool, Shared, Values};
 use serde::{Deserialize, Serialize};
 
 pub(in crate::server) use self::follow::serve_forwarded;
 use self::log::{Log, LogEntry, Place, Sum};
 use self::models::{Awaiting, tells_clock};
 use self::sessions::{Applied, ClientSessions, Sender};
-use self::way::{Lane, Posted, Way};
+use self::way::{Follow, Lane, Posted, Way};
 use super::cut::put;
 use super::image::Outgoing;
 use super::versions::Versions;
-use super::{AdmissionController, Held};
+use super::{AdmissionController, Held, Trouble};
 use crate::consistency::Standing;
-use crate::membership::Membership;
+use crate::membership::{ChainOf, Membership};
 use crate::op::Op;
 use crate::server::answer::{collect, gather};
 use crate::server::shard::{Extract, Request, Shard};
@@ -73,24 +74,11 @@ pub(in crate::server) const RETRY: Duration = Duration::from_millis(20);
 /// wait when there are as many.
 const BEHIND_BYTES_MAX: usize = 1 << 20;
 
-/// The body of [`Op::Follow`].
-#[derive(Serialize, Deserialize)]
-struct Follow {
-    /// The table's specification as JSON.
-    table: String,
-    /// The thread that asks.
-    from: usize,
-    /// The thread to which the shard was given first.
-    first: usize,
-    /// Whether nothing was ever done to the shard.
-    is_unused: bool,
-}
-
 /// A shard's place in its chain.
 pub(in crate::server) struct Chain {
-    /// The thread to which the shard was given first.
-    first: usize,
-    replicas: u32,
+    of: ChainOf,
+    /// The change since which this thread is in the chain ([`Membership::since`]).
+    since: u64,
     /// Whether nobody waits for copies.
     is_asynchronous: bool,
     /// Whether all rows are here.
@@ -100,8 +88,8 @@ pub(in crate::server) struct Chain {
     applied: ClientSessions,
     /// Where this thread stands, as of the last view that was looked at.
     seen: Standpoint,
-    /// The thread behind this one.
-    next: Option<usize>,
+    /// The thread behind this one, and the change since which it is in the chain.
+    next: Option<(usize, u64)>,
     link: Link,
     /// The copy that it gets, if that is an image.
     copying: Option<Box<Copying>>,
@@ -126,9 +114,29 @@ struct Standpoint {
     is_first: bool,
     /// Whether it counts as lost, or has left.
     is_gone: bool,
-    next: Option<usize>,
+    /// Whether the chain is not that of the placement.
+    is_placed: bool,
+    /// The thread before it.
+    previous: Option<usize>,
+    next: Option<(usize, u64)>,
     /// How many threads follow it.
     behind: usize,
+}
+
+/// How a copy of a shard is.
+#[derive(Debug, Default, Clone, Copy)]
+pub(super) struct CopyState {
+    /// Whether requests to the shard are served by this thread.
+    pub(super) serves: bool,
+    /// Whether fewer threads are left than are to have the shard.
+    pub(super) is_short: bool,
+    /// Whether a copy is coming to this thread. The loss of another one may have taken it out of
+    /// the chain meanwhile.
+    pub(super) is_coming: bool,
+    /// Whether the next thread has no whole copy of it.
+    pub(super) lacks_copy: bool,
+    /// Whether that can have none.
+    pub(super) has_failed: bool,
 }
 
 /// How far the next thread follows.
@@ -136,12 +144,10 @@ struct Standpoint {
 enum Link {
     /// It was not asked.
     Unasked,
+    /// It was asked, or has said that it does not follow this thread: there is news of the chain.
     Asked,
     /// It gets a copy: the rows from this key on are missing. Nothing waits for it.
-    Copies {
-        next: Option<u64>,
-        unanswered: u32,
-    },
+    Copies { next: Option<u64>, unanswered: u32 },
     /// It has all, and every answer waits for it.
     Follows,
     /// It can have no copy, and has none.
@@ -183,6 +189,8 @@ pub struct ChainCounters {
     pub pieces: u64,
     /// Copies that are whole.
     pub copied: u64,
+    /// Shards whose chain the thread has left while it went on.
+    pub left: u64,
     /// Messages of threads that count as lost, which were refused.
     pub refused: u64,
     /// Requests that waited for their table's consistency model.
@@ -201,6 +209,7 @@ impl AddAssign for ChainCounters {
         self.held += other.held;
         self.pieces += other.pieces;
         self.copied += other.copied;
+        self.left += other.left;
         self.refused += other.refused;
         self.awaited += other.awaited;
         self.looks += other.looks;
@@ -213,6 +222,8 @@ pub(super) struct Chains {
     pub(super) view: Membership,
     /// Rises with each change of the view, from 1.
     views: u64,
+    /// The view at which this thread has left chains last.
+    left_at: u64,
     /// Lanes to the threads that follow.
     lanes: BTreeMap<usize, Lane>,
     /// By lane, the node at the other end.
@@ -257,15 +268,44 @@ pub(super) fn log_of(
     chains: &Chains,
     index: usize,
 ) -> (Option<usize>, BTreeMap<(u32, u64), u64>) {
-    let mut threads = chains.view.chain(chain.first, chain.replicas);
+    let mut threads = chains.view.chain(chain.of);
     (threads.position(|thread| thread == index), chain.applied.timestamps().collect())
 }
 
+impl Standpoint {
+    /// Where thread `index` stands in a chain.
+    fn of(chains: &Chains, of: ChainOf, index: usize) -> Standpoint {
+        let view = &chains.view;
+        let mut threads = view.chain(of).peekable();
+        let is_first = threads.peek() == Some(&index);
+        let mut previous = None;
+        while let Some(thread) = threads.next_if(|thread| *thread != index) {
+            previous = Some(thread);
+        }
+        let is_in = threads.next().is_some();
+        let next = threads.peek().map(|next| (*next, view.since(of, *next)));
+        Standpoint {
+            view: chains.views,
+            is_first,
+            is_gone: view.is_gone(index),
+            is_placed: view.has_entry(of),
+            previous: previous.filter(|_| is_in),
+            next,
+            behind: threads.count(),
+        }
+    }
+}
+
 impl Chain {
-    pub(super) fn new(first: usize, spec: &TableSpec, is_whole: bool, pool: &Pool) -> Box<Chain> {
+    pub(super) fn new(
+        (of, since): (ChainOf, u64),
+        spec: &TableSpec,
+        is_whole: bool,
+        pool: &Pool,
+    ) -> Box<Chain> {
         Box::new(Chain {
-            first,
-            replicas: spec.replicas,
+            of,
+            since,
             is_asynchronous: spec.asynchronous,
             is_whole,
             comes_from: None,
@@ -332,14 +372,7 @@ impl Chain {
     #[inline]
     fn seen(&mut self, chains: &Chains, index: usize) -> Standpoint {
         if self.seen.view != chains.views {
-            let (view, first, replicas) = (&chains.view, self.first, self.replicas);
-            self.seen = Standpoint {
-                view: chains.views,
-                is_first: view.chain(first, replicas).next() == Some(index),
-                is_gone: view.is_gone(index),
-                next: view.next(first, replicas, index),
-                behind: view.behind(first, replicas, index),
-            };
+            self.seen = Standpoint::of(chains, self.of, index);
         }
         self.seen
     }
@@ -355,7 +388,9 @@ impl Chain {
         }
         let seen = self.seen(chains, index);
         // There may be a next thread of which this chain has not heard.
-        let Some(next) = self.next else { return if seen.next.is_some() { 0 } else { usize::MAX } };
+        let Some((next, _)) = self.next else {
+            return if seen.next.is_some() { 0 } else { usize::MAX };
+        };
         if self.is_asynchronous && !matches!(self.link, Link::Copies { .. }) {
             return usize::from(lanes.credits_max()).saturating_sub(self.log.len());
         }
@@ -388,31 +423,28 @@ impl Chain {
         self.is_whole
     }
 
-    /// Whether requests to the shard are served by this thread.
-    pub(super) fn serves(&self, chains: &Chains, index: usize) -> bool {
-        self.is_whole && chains.view.chain(self.first, self.replicas).next() == Some(index)
-    }
-
-    /// Whether fewer threads are left than are to have the shard.
-    pub(super) fn is_short(&self, chains: &Chains) -> bool {
-        let living = chains.view.chain(self.first, self.replicas).count();
-        living <= self.replicas as usize
-    }
-
-    /// Whether a copy of the shard is coming to this thread. The loss of another one may have taken
-    /// this one out of the chain meanwhile.
-    pub(super) fn is_coming(&self, chains: &Chains, index: usize) -> bool {
-        let mut threads = chains.view.chain(self.first, self.replicas);
-        !self.is_whole && self.comes_from.is_some() && threads.any(|thread| thread == index)
+    /// How the copy of thread `index` is, and the one behind it.
+    pub(super) fn state(&self, chains: &Chains, index: usize, place: Place) -> CopyState {
+        let mut threads = chains.view.chain(self.of);
+        let serves = self.is_whole && threads.next() == Some(index);
+        CopyState {
+            serves,
+            is_short: chains.view.chain(self.of).count() <= self.of.replicas as usize,
+            is_coming: !self.is_whole
+                && self.comes_from.is_some()
+                && chains.view.chain(self.of).any(|thread| thread == index),
+            lacks_copy: self.is_whole && self.lacks_copy(chains, index, place),
+            has_failed: self.link == Link::Failed,
+        }
     }
 
     /// Whether there is a next thread, and it has no whole copy, or nobody knows whether it has.
-    pub(super) fn lacks_copy(&self, chains: &Chains, index: usize, place: Place) -> bool {
-        let Some(next) = chains.view.next(self.first, self.replicas, index) else { return false };
-        if self.is_unused() && chains.view.was_in_chain(self.first, self.replicas, next) {
+    fn lacks_copy(&self, chains: &Chains, index: usize, place: Place) -> bool {
+        let Some(next) = Standpoint::of(chains, self.of, index).next else { return false };
+        if self.is_unused() && chains.view.was_in_chain(self.of, next.0) {
             return false;
         }
-        let is_under_way = chains.lanes.get(&next).is_none_or(|lane| lane.completes(place));
+        let is_under_way = chains.lanes.get(&next.0).is_none_or(|lane| lane.completes(place));
         self.next != Some(next) || self.link != Link::Follows || is_under_way
     }
 
@@ -420,7 +452,7 @@ impl Chain {
     /// it answers nothing before that.
     pub(super) fn may_part(&mut self, chains: &Chains, index: usize, place: Place) -> bool {
         self.is_asynchronous = false;
-        let is_first = chains.view.chain(self.first, self.replicas).next() == Some(index);
+        let is_first = chains.view.chain(self.of).next() == Some(index);
         let is_behind = self.log.has_unawaited();
         let is_alone = self.next.is_none() || self.lacks_copy(chains, index, place);
         !self.is_whole || !(is_behind || is_first && is_alone)
@@ -472,11 +504,31 @@ impl Chain {
     }
 
     /// Records that the next thread is another one, or on another lane.
-    fn turn_to(&mut self, next: Option<usize>) {
+    fn turn_to(&mut self, next: Option<(usize, u64)>) {
         self.next = next;
         self.link = Link::Unasked;
         self.copying = None;
         self.log.rewind();
+    }
+
+    /// Records that the next thread refuses what it was told. If it does not follow this one, there
+    /// is news of the chain, for which this one waits; else it can have no copy.
+    fn enter_refusal(
+        &mut self,
+        message: &Message,
+        (server, place): (usize, Place),
+        lanes: &mut Connections,
+        broken: &mut Vec<PeerId>,
+    ) {
+        if matches!(Op::from_raw(message.op()), Some(Op::Follow | Op::Moved)) {
+            self.link = Link::Asked;
+            self.copying = None;
+            return self.log.rewind();
+        }
+        let reason = String::from_utf8_lossy(message.values());
+        let first = place.1.begin();
+        tracing::warn!(server, %reason, first, "a copy cannot be kept there");
+        self.fail(place, lanes, broken);
     }
 
     /// Records that the next thread can have no copy.
@@ -515,11 +567,8 @@ impl Chain {
         match self.link {
             Link::Asked | Link::Failed => Ok(false),
             Link::Unasked => {
-                let (table, from, first) = (text.to_owned(), way.index, self.first);
-                let follow = Follow { table, from, first, is_unused: self.is_new() };
-                let body = serde_json::to_vec(&follow).map_err(|error| error.to_string())?;
-                let values = Values::Copied(&body);
-                if way.post(Draft { values, ..Draft::new(Kind::Request) }, Op::Follow) {
+                let asked = way.ask_to_follow(text, self.of, self.is_new());
+                if asked.map_err(|error| error.to_string())? {
                     self.link = Link::Asked;
                 }
                 Ok(false)
@@ -599,14 +648,16 @@ impl Chains {
     fn way<'a>(
         &'a mut self,
         lanes: &'a mut Connections,
-        next: Option<usize>,
+        next: Option<(usize, u64)>,
         index: usize,
         place: Place,
         behind: usize,
     ) -> Option<Way<'a>> {
-        let lane = self.lanes.entry(next?).or_default();
+        let (next, _) = next?;
+        let lane = self.lanes.entry(next).or_default();
         let reserve = behind.saturating_sub(1);
-        Some(Way { lanes, lane, count: &mut self.count, index, place, reserve })
+        let (count, view) = (&mut self.count, &self.view);
+        Some(Way { lanes, lane, count, index, place, reserve, view })
     }
 
     /// Connects to a thread, or returns that a lane is open.
@@ -637,6 +688,19 @@ impl Chains {
 }
 
 impl Chains {
+    /// Checks that a thread is the one before thread `index` in the chain of a shard that is not
+    /// that of its placement.
+    ///
+    /// # Errors
+    /// If it is not: it has not heard of a change.
+    fn check_before(&self, of: ChainOf, from: usize, index: usize) -> Result<(), Trouble> {
+        let before = self.view.chain(of).take_while(|thread| *thread != index);
+        match self.view.has_entry(of) && before.last() != Some(from) {
+            true => Err(Trouble::Elsewhere),
+            false => Ok(()),
+        }
+    }
+
     /// Records that this thread knows more of the others.
     fn note_view(&mut self) {
         self.views += 1;
@@ -679,6 +743,11 @@ impl Chains {
         self.is_due |= !broken.is_empty() || !chain.log.is_posted();
         self.broken = broken;
     }
+}
+
+/// Whether a thread is the next one of a chain.
+fn is_next(next: Option<(usize, u64)>, thread: usize) -> bool {
+    next.is_some_and(|(next, _)| next == thread)
 }
 
 /// Applies a record to a shard and its model, if it has one here; returns the answer of a command

@@ -57,6 +57,8 @@ pub(in crate::server) enum Trouble {
     Dropped,
     /// Its shard has moved to another server thread.
     Moved(Moved),
+    /// The chain of its shard is another one: whoever asks hears of it, and asks there.
+    Elsewhere,
     /// The server thread that asks counts as lost.
     Lost,
     /// Its answer cannot be posted, and the lane must be closed.
@@ -70,6 +72,7 @@ impl Trouble {
             Trouble::Refused(reason) => reason,
             Trouble::Dropped => "its table was dropped".to_owned(),
             Trouble::Moved(to) => format!("its shard has moved to server thread {}", to.server),
+            Trouble::Elsewhere => "the chain of its shard is another one by now".to_owned(),
             Trouble::Lost => "it counts as lost".to_owned(),
             Trouble::Lane(error) => error.to_string(),
         }
@@ -101,9 +104,9 @@ pub(super) fn answer_trouble(
     match trouble {
         Trouble::Refused(reason) => refuse(lanes, reply_to, &reason),
         Trouble::Dropped => refuse_dropped(lanes, reply_to),
-        Trouble::Lost => {
+        Trouble::Lost | Trouble::Elsewhere => {
             let ReplyTo { peer, table, timestamp } = reply_to;
-            let op = Op::Lost as u8;
+            let op = if matches!(trouble, Trouble::Lost) { Op::Lost } else { Op::Moved } as u8;
             post(lanes, peer, Draft { op, table, timestamp, ..Draft::new(Kind::Failure) })
         }
         Trouble::Moved(_) => refuse(lanes, reply_to, &trouble.into_reason()),

@@ -7,9 +7,10 @@ use std::collections::BTreeMap;
 use caravan_van::KeyRange;
 use serde::{Deserialize, Serialize};
 
-use super::chain::{Chain, log_of};
-use super::moving::With;
-use super::{Replica, Tables};
+use super::chain::{CopyState, log_of};
+use super::moving::{Moving, With};
+use super::{Replica, Tables, Trouble};
+use crate::membership::ChainOf;
 use crate::table::TableSpec;
 
 /// How far the copies of a server thread's shards are, or of those of all.
@@ -35,6 +36,8 @@ pub struct LogStep {
     pub place: Option<usize>,
     /// Whether all rows are here.
     pub is_whole: bool,
+    /// Of how many changes of the servers and of chains it has heard.
+    pub heard: usize,
     /// By node and incarnation of a worker, the timestamp of the last input that was applied.
     pub applied: BTreeMap<(u32, u64), u64>,
 }
@@ -50,12 +53,15 @@ pub(crate) struct Served {
     pub(crate) missing: usize,
     /// As [`Copies::coming`].
     pub(crate) coming: usize,
+    /// The first keys of shards whose next thread has no whole copy, and whether it can have none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) lacking: Vec<(u64, bool)>,
 }
 
 impl Served {
     /// Nothing of a table.
     pub(crate) fn none_of(table: TableSpec) -> Served {
-        Served { table, keys: Vec::new(), missing: 0, coming: 0 }
+        Served { table, keys: Vec::new(), missing: 0, coming: 0, lacking: Vec::new() }
     }
 
     /// Records keys behind all others.
@@ -74,7 +80,8 @@ pub(in crate::server) fn logs(tables: &Tables) -> Vec<LogStep> {
         let chain = entry.chain.as_ref()?;
         let (place, applied) = log_of(chain, chains, *index);
         let (table, range, is_whole) = (entry.spec.id, entry.range, chain.is_whole());
-        Some(LogStep { table, range, place, is_whole, applied })
+        let heard = chains.view.events.len();
+        Some(LogStep { table, range, place, is_whole, heard, applied })
     };
     entries.iter().filter_map(log).collect()
 }
@@ -84,8 +91,8 @@ impl Tables {
     pub(in crate::server) fn copies(&self) -> Copies {
         let lost = self.chains.view.lost.len();
         self.entries.iter().fold(Copies { lost, ..Copies::default() }, |sum, entry| Copies {
-            missing: sum.missing + usize::from(self.lacks_copy(entry)),
-            coming: sum.coming + usize::from(self.is_coming(entry)),
+            missing: sum.missing + usize::from(self.state(entry).lacks_copy),
+            coming: sum.coming + usize::from(self.state(entry).is_coming),
             ..sum
         })
     }
@@ -96,44 +103,48 @@ impl Tables {
         for entry in &self.entries {
             let none = || Served::none_of(entry.spec.clone());
             let served = of_tables.entry(entry.number).or_insert_with(none);
-            let serves = self.serves(entry);
-            let is_short = || entry.chain.as_ref().is_some_and(|it| it.is_short(&self.chains));
-            served.missing += usize::from(self.lacks_copy(entry) || serves && is_short());
-            served.coming += usize::from(self.is_coming(entry));
-            if serves {
+            let state = self.state(entry);
+            served.missing += usize::from(state.lacks_copy || state.serves && state.is_short);
+            served.coming += usize::from(state.is_coming);
+            if state.lacks_copy {
+                served.lacking.push((entry.range.begin(), state.has_failed));
+            }
+            if state.serves {
                 served.extend(entry.range.begin(), entry.range.last());
             }
         }
         of_tables
     }
 
-    /// Whether requests to a shard are served here.
-    fn serves(&self, entry: &Replica) -> bool {
+    /// How a shard is here.
+    fn state(&self, entry: &Replica) -> CopyState {
+        let Tables { chains, index, .. } = self;
         match &entry.chain {
-            Some(chain) => chain.serves(&self.chains, self.index),
-            None => entry.moving.as_ref().is_none_or(|it| !matches!(it.with, With::Owner(_))),
+            Some(chain) => chain.state(chains, *index, (entry.number, entry.range)),
+            None => {
+                let comes = |it: &Moving| matches!(it.with, With::Owner(_));
+                let serves = entry.moving.as_ref().is_none_or(|it| !comes(it));
+                CopyState { serves, ..CopyState::default() }
+            }
         }
     }
+}
 
-    /// Whether the next thread of a shard's chain has no whole copy of it.
-    fn lacks_copy(&self, entry: &Replica) -> bool {
-        let Tables { chains, index, .. } = self;
-        let lacks = |chain: &Chain| chain.lacks_copy(chains, *index, (entry.number, entry.range));
-        entry.chain.as_ref().is_some_and(|chain| chain.is_whole() && lacks(chain))
-    }
+/// The shard with copies that has a key of a table, and its keys.
+fn chain_of(tables: &Tables, number: u32, key: u64) -> Option<(ChainOf, KeyRange)> {
+    let spec = &tables.known.get(&number).filter(|known| known.spec.replicas > 0)?.spec;
+    let map = spec.placement.map(spec.range().ok()?, tables.count).ok()?;
+    let shard = map.shards()[map.find(key)?];
+    Some((shard.chain(number, spec.replicas), shard.range))
+}
 
-    fn is_coming(&self, entry: &Replica) -> bool {
-        let chain = entry.chain.as_ref();
-        chain.is_some_and(|chain| chain.is_coming(&self.chains, self.index))
-    }
-
-    /// Whether all copies of a shard are lost that would be served here: the keys of the shard.
-    pub(super) fn lost_copies(&self, number: u32, key: u64) -> Option<KeyRange> {
-        let spec = &self.known.get(&number).filter(|known| known.spec.replicas > 0)?.spec;
-        let map = spec.placement.map(spec.range().ok()?, self.count).ok()?;
-        let shard = map.shards()[map.find(key)?];
-        let first = self.chains.view.chain(shard.server, spec.replicas).next();
-        (first == Some(self.index)).then_some(shard.range)
+/// Why a shard with copies is not here: its chain begins elsewhere, or all copies are lost.
+pub(super) fn missing_copy(tables: &Tables, number: u32, key: u64) -> Option<Trouble> {
+    let (of, range) = chain_of(tables, number, key)?;
+    let view = &tables.chains.view;
+    match view.chain(of).next() == Some(tables.index) {
+        true => Some(Trouble::Refused(all_lost(range, &tables.known[&number].spec))),
+        false => view.has_entry(of).then_some(Trouble::Elsewhere),
     }
 }
 

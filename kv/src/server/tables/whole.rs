@@ -280,7 +280,10 @@ impl Tables {
             }
             // One that has joined has no copy before another thread makes it follow.
             _ if was_created || *index >= *count => false,
-            _ => chains.view.chain(shard.server, replicas).any(|thread| thread == *index),
+            _ => {
+                let of = shard.chain(number, replicas);
+                !chains.view.has_entry(of) && chains.view.chain(of).any(|thread| thread == *index)
+            }
         };
         // Another thread may have asked this one to follow before.
         let is_here = |range: KeyRange| {
@@ -291,7 +294,8 @@ impl Tables {
         let mut build = |(place, shard): (usize, &Placed)| {
             let mut entry = wanted.build(number, shard.range, handles, memory)?;
             if replicas > 0 {
-                entry.chain = Some(Chain::new(shard.server, &entry.spec, true, memory));
+                entry.chain =
+                    Some(Chain::new((shard.chain(number, replicas), 0), &entry.spec, true, memory));
             }
             if let (Some(open), Some(admission), Some(consistency)) =
                 (&mut *histories, &mut entry.admission, entry.spec.consistency)

@@ -170,14 +170,14 @@ impl ShardService {
     fn advance(&mut self) -> bool {
         self.tables.pass_gathered(&mut self.endpoint.lanes);
         self.tables.pass_late_parts(&mut self.endpoint.lanes);
-        let (is_busy, left) = self.tables.advance(&mut self.endpoint);
-        for (table, range) in left {
+        let is_busy = self.tables.advance(&mut self.endpoint);
+        let is_copying = self.tables.advance_chains(&mut self.endpoint);
+        for (table, range) in std::mem::take(&mut self.tables.left) {
             self.keys.forget_shard(table, range.begin());
             for Parked { peer, message, list, .. } in self.parking.take_shard(table, range) {
                 self.tables.hold(Held { peer, message, list });
             }
         }
-        let is_copying = self.tables.advance_chains(&mut self.endpoint);
         for peer in self.tables.take_broken() {
             self.endpoint.disconnect(peer);
             self.forget(peer);

@@ -456,7 +456,7 @@ impl Worker {
 
     /// Ends the sending of a request, successful or not. From now on, the answers to all sent parts
     /// complete it.
-    fn seal(&mut self, timestamp: Timestamp, sent: Result<Option<Buffer>>) {
+    pub(in crate::worker) fn seal(&mut self, timestamp: Timestamp, sent: Result<Option<Buffer>>) {
         let progress = self.tracker.progress(timestamp.0).expect("open until it is sealed");
         match sent {
             Ok(values) => progress.answer.values = values,

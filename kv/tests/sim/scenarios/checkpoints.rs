@@ -103,7 +103,7 @@ fn written(seed: u64) -> (Checkpoints<Drive>, u64, u64) {
     });
     let wait = Duration::from_micros(draws.below(6000));
     // The writer hears of the loss later than others: it may ask a server that is lost and awake.
-    let hears = Oracle::default();
+    let hears = Oracle::of(3);
     let of = hears.clone();
     let writer = sim.spawn("writer", 60, move |hand| {
         let mut checkpoints = Checkpoints::new(Drive::default());
@@ -205,7 +205,7 @@ fn it_is_of_one_moment_and_comes_back_bit_equal_whatever_dies() {
 fn a_lost_thread_that_wakes_is_not_read() {
     for_each_seed(6, |seed| {
         let sim = start(seed, 2, CREDITS);
-        let (hears, step) = (Oracle::default(), Arc::new(AtomicU64::new(0)));
+        let (hears, step) = (Oracle::of(3), Arc::new(AtomicU64::new(0)));
         let wait_for = |network: &Network, step: &AtomicU64, wanted: u64| {
             while step.load(Ordering::Relaxed) < wanted {
                 network.sleep(Duration::from_micros(10));

@@ -309,7 +309,7 @@ fn a_primary_without_memory_and_its_copy_stay_equal() {
     let is_full = Arc::new(AtomicBool::new(false));
     let (addresses, stop) = start_full(&network, &is_full);
     let driver = network.spawn("driver", move |network| {
-        let oracle = Oracle::default();
+        let oracle = Oracle::of(3);
         let mut known = oracle.tell(connect(network, 100, &addresses));
         let mut new = oracle.tell(connect(network, 101, &addresses));
         let [sums, _] = tables(1);
@@ -430,7 +430,7 @@ fn what_was_refused_is_refused_again() {
         let done = Arc::new(AtomicBool::new(false));
         let (addresses, stop) = start_full(&network, &is_full);
         let worker = network.spawn("worker", move |network| {
-            let oracle = Oracle::default();
+            let oracle = Oracle::of(3);
             let mut worker = oracle.tell(connect(network, 100, &addresses));
             let spec = TableSpec::new(1, "sums", ValueType::I64, 1).handle("charged").replicas(1);
             let spec = spec.placement(Placement::Cut(vec![(0, 0)]));

@@ -8,4 +8,5 @@ pub(crate) mod eviction;
 mod handed_over;
 mod models;
 mod moving;
+pub(crate) mod rechained;
 mod repeats;

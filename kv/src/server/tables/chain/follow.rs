@@ -67,7 +67,11 @@ pub(in crate::server) fn serve_forwarded(
             Err(Trouble::Lane(error)) => return Err(error),
             Err(trouble) => trouble,
         };
-        let op = if matches!(trouble, Trouble::Lost) { Op::Lost } else { Op::Record };
+        let op = match trouble {
+            Trouble::Lost => Op::Lost,
+            Trouble::Elsewhere => Op::Follow,
+            _ => Op::Record,
+        };
         let reason = trouble.into_reason();
         let failure = Draft {
             op: op as u8,
@@ -104,6 +108,10 @@ fn apply_forwarded(
     let Replica { chain: Some(chain), image, .. } = &mut *entry else {
         return Err("this shard has no copies".to_owned().into());
     };
+    let seen = chain.seen(chains, *index);
+    if seen.is_placed && seen.previous != Some(thread) {
+        return Err(Trouble::Elsewhere);
+    }
     if !chain.is_whole && (chain.comes_from != Some(peer) || image.is_some()) {
         return Err("no copy comes from there".to_owned().into());
     }

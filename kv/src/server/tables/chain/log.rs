@@ -18,8 +18,10 @@ use caravan_van::{Connections, Draft, KeyRange, Message, PeerId, Shared, Values}
 use super::sessions::Sender;
 use crate::filter::List;
 use crate::op::{BITS, DISCLOSES, FINISHES, Op};
-use crate::server::answer::{ReplyTo, post_values, refuse};
+use crate::server::answer::{ReplyTo, post, post_values, refuse};
 use crate::server::shard::Request;
+use crate::server::tables::Trouble;
+use crate::server::tables::outcome::answer_trouble;
 use crate::table::SHARED_BYTES_MIN;
 
 /// What was applied here, in its order, up to what is acknowledged.
@@ -389,6 +391,34 @@ impl LogEntry {
             }
             (Awaiter::Predecessor(peer), Records::Made(effect)) => {
                 note(peer, confirm(lanes, peer, place, effect.timestamp), broken);
+            }
+        }
+    }
+
+    /// Answers all who wait for it that the chain of the shard is another one.
+    pub(super) fn send_away(
+        self,
+        (table, range): Place,
+        lanes: &mut Connections,
+        broken: &mut Vec<PeerId>,
+    ) {
+        let predecessor = match &self.waiting {
+            Awaiter::Predecessor(peer) => Some(*peer),
+            _ => None,
+        };
+        let draft = Draft { op: Op::Follow as u8, table, range, ..Draft::new(Kind::Failure) };
+        match (predecessor, &self.records) {
+            (Some(peer), Records::Received { message, .. }) => {
+                note(peer, lanes.answer_each(peer, &draft, message), broken);
+            }
+            (Some(peer), Records::Made(effect)) => {
+                let posted = post(lanes, peer, Draft { timestamp: effect.timestamp, ..draft });
+                note(peer, posted, broken);
+            }
+            (None, _) => {
+                for to in self.into_replies(table) {
+                    note(to.peer, answer_trouble(lanes, to, Trouble::Elsewhere), broken);
+                }
             }
         }
     }

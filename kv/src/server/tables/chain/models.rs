@@ -250,7 +250,7 @@ impl Tables {
             else {
                 continue;
             };
-            if !chain.serves(chains, *index) {
+            if !(chain.is_whole && chain.seen(chains, *index).is_first) {
                 continue;
             }
             let lost =

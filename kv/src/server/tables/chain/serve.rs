@@ -559,14 +559,17 @@ impl Replica {
     /// Checks that thread `index` is the one to serve requests to this shard.
     fn check_first(&mut self, chains: &Chains, index: usize) -> Result<(), Trouble> {
         let Some(chain) = &mut self.chain else { return Ok(()) };
+        let seen = chain.seen(chains, index);
+        if seen.is_placed && !(seen.is_first || seen.is_gone) {
+            return Err(Trouble::Elsewhere);
+        }
         if !chain.is_whole {
             return Err(all_lost(self.range, &self.spec).into());
         }
-        let seen = chain.seen(chains, index);
         if seen.is_first || seen.is_gone {
             return Ok(());
         }
-        let Some(first) = chains.view.chain(chain.first, chain.replicas).next() else {
+        let Some(first) = chains.view.chain(chain.of).next() else {
             return Ok(());
         };
         let (begin, last) = (self.range.begin(), self.range.last());

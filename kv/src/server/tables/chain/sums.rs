@@ -149,6 +149,7 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
 
     use super::*;
+    use crate::membership::ChainOf;
     use crate::server::tables::chain::log::{Awaiter, Effect};
     use crate::server::tables::chain::sessions::Sender;
     use crate::table::{TableSpec, ValueType};
@@ -163,7 +164,8 @@ mod tests {
     #[test]
     fn parts_of_a_worker_keep_its_order() {
         let spec = TableSpec::new(1, "t", ValueType::I64, 1);
-        let mut chain = Chain::new(0, &spec, true, &Pool::new(1 << 20));
+        let of = ChainOf { table: 1, begin: 0, first: 0, replicas: 1 };
+        let mut chain = Chain::new((of, 0), &spec, true, &Pool::new(1 << 20));
         let part = |sum, left| Part { sum, of: 2, left };
         for (sum, left, node) in [(7, 2, 1), (5, 2, 2), (7, 1, 2)] {
             assert!(chain.is_in_order(part(sum, left), &part_of(node)), "{sum} of {node}");

@@ -6,7 +6,10 @@ use std::collections::VecDeque;
 use caravan_van::wire::{Hello, Kind};
 use caravan_van::{Connections, Endpoint, KeyRange, Message, PeerId, Pool};
 
-use super::{Chain, ChainCounters, Chains, Follow, Lane, Link, Node, Posted, Rest, Standpoint};
+use super::leaving::leave_chains;
+use super::{
+    Chain, ChainCounters, Chains, Follow, Lane, Link, Node, Posted, Rest, Standpoint, is_next,
+};
 use crate::membership::Membership;
 use crate::node::{Role, is_client};
 use crate::op::{Asker, Op};
@@ -96,8 +99,11 @@ impl Tables {
                 let Tables { entries, chains, last, .. } = self;
                 let entry = &mut entries[*last];
                 entry.check_keys(message.keys())?;
-                if entry.chain.as_ref().is_none_or(|chain| chain.comes_from != Some(peer)) {
-                    return Err("no copy comes from there".to_owned().into());
+                let chain = entry.chain.as_ref();
+                if chain.is_none_or(|chain| chain.comes_from != Some(peer)) {
+                    let is_placed = chain.is_some_and(|it| chains.view.has_entry(it.of));
+                    let why = || "no copy comes from there".to_owned().into();
+                    return Err(if is_placed { Trouble::Elsewhere } else { why() });
                 }
                 if op == Op::Rows && message.command() == VERSIONS {
                     take_versions(entry, message)?;
@@ -126,14 +132,20 @@ impl Tables {
     /// nothing was ever done.
     fn follow(
         &mut self,
-        lanes: &Connections,
+        lanes: &mut Connections,
         peer: PeerId,
         message: &Message,
     ) -> Result<bool, Trouble> {
         let (number, range) = (message.table(), message.range());
-        let Follow { table, from, first, is_unused } =
+        let Follow { table, from, of, is_unused, view } =
             serde_json::from_slice(message.values()).map_err(|error| error.to_string())?;
+        if let Some(view) = view {
+            view.check(self.count)?;
+            self.join_view(&view, lanes.memory());
+        }
         self.check_lost(from)?;
+        leave_chains(self, lanes);
+        self.chains.check_before(of, from, self.index)?;
         if let Some(node) = self.chains.nodes.get_mut(&peer) {
             node.thread = Some(from);
         }
@@ -145,7 +157,8 @@ impl Tables {
             }
         }
         let spec = self.make_room(lanes, (number, range), &table)?;
-        let mut chain = Chain::new(first, spec, is_unused, lanes.memory());
+        let mut chain = Chain::new((of, 0), spec, is_unused, lanes.memory());
+        chain.since = self.chains.view.since(of, self.index);
         let entry = self.find(number, range.begin())?;
         if !is_unused {
             chain.comes_from = Some(peer);
@@ -174,7 +187,7 @@ impl Tables {
         let Some(server) = self.chains.lanes.keys().find(is_it).copied() else { return false };
         while !message.is_empty() {
             let op = Op::from_raw(message.op());
-            if matches!(op, Some(Op::Record | Op::Lost)) {
+            if matches!(op, Some(Op::Record | Op::Lost | Op::Follow)) {
                 self.enter_acknowledged(lanes, server, message);
                 continue;
             }
@@ -208,16 +221,13 @@ impl Tables {
             self.chains.count_as_lost(self.index);
         } else if let Some(at) = self.position(place.0, place.1.begin())
             && let Replica { chain: Some(chain), .. } = &mut self.entries[at]
-            && chain.next == Some(server)
+            && is_next(chain.next, server)
         {
             let chains = &mut self.chains;
             // What was posted before the last message of a copy is not in the log.
             let is_of_copy = chains.lanes.get(&server).is_some_and(|lane| lane.completes(place));
             if is_failure {
-                let reason = String::from_utf8_lossy(message.values());
-                let first = place.1.begin();
-                tracing::warn!(server, %reason, first, "a copy cannot be kept there");
-                chain.fail(place, lanes, &mut chains.broken);
+                chain.enter_refusal(message, (server, place), lanes, &mut chains.broken);
             } else if chain.link == Link::Follows && !is_of_copy {
                 chain.log.acknowledge(count, place, lanes, &mut chains.broken);
             }
@@ -240,13 +250,11 @@ impl Tables {
             return;
         };
         let place = (*number, *range);
-        if chain.next != Some(server) {
+        if !is_next(chain.next, server) {
             return;
         }
         if message.kind() == Kind::Failure {
-            let reason = String::from_utf8_lossy(message.values());
-            tracing::warn!(server, %reason, first = range.begin(), "a copy cannot be kept there");
-            return chain.fail(place, lanes, &mut chains.broken);
+            return chain.enter_refusal(message, (server, place), lanes, &mut chains.broken);
         }
         match (posted.op, &mut chain.link) {
             (Op::Follow, link @ Link::Asked) if message.values() == [1] => *link = Link::Follows,
@@ -278,6 +286,7 @@ impl Tables {
         if self.chains.view.is_gone(self.index) {
             return false;
         }
+        leave_chains(self, &mut endpoint.lanes);
         is_busy |= self.advance_models(&mut endpoint.lanes);
         self.chains.awaits_room = false;
         let Tables { entries, chains, index, count, known, moves, .. } = self;
@@ -288,7 +297,7 @@ impl Tables {
             if chain.next != next {
                 chain.turn_to(next);
             }
-            if let Some(server) = next {
+            if let Some((server, _)) = next {
                 // Whoever drops the table tells only founders, and those of which they know.
                 if server >= *count
                     && let Some(known) = known.get_mut(&number)
@@ -296,9 +305,7 @@ impl Tables {
                     known.elsewhere.insert(server);
                 }
                 // That thread creates an equal copy by itself, with the table.
-                if chain.is_unused()
-                    && chains.view.was_in_chain(chain.first, chain.replicas, server)
-                {
+                if chain.is_unused() && chains.view.was_in_chain(chain.of, server) {
                     continue;
                 }
                 if !chains.reach(endpoint, server) {
@@ -410,8 +417,8 @@ impl Tables {
             if let (Some(admission), Some(node)) = (admission, &node) {
                 chain.foresee_again(admission, node.number);
             }
-            if lost.is_some() && chain.next == lost {
-                chain.turn_to(lost);
+            if lost.is_some_and(|lost| is_next(chain.next, lost)) {
+                chain.turn_to(chain.next);
             }
         }
         chains.is_due = true;

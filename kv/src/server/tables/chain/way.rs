@@ -4,13 +4,30 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use caravan_van::wire::Coding;
-use caravan_van::{Connections, Draft, PeerId};
+use caravan_van::wire::{Coding, Kind};
+use caravan_van::{Connections, Draft, PeerId, Values};
+use serde::{Deserialize, Serialize};
 
 use super::log::{Log, LogEntry, Place};
+use crate::membership::{ChainOf, Membership};
 use crate::op::Op;
 use crate::server::tables::moving::UNANSWERED_MAX;
 use crate::server::tables::versions::Versions;
+
+/// The body of [`Op::Follow`].
+#[derive(Serialize, Deserialize)]
+pub(super) struct Follow {
+    /// The table's specification as JSON.
+    pub(super) table: String,
+    /// The thread that asks.
+    pub(super) from: usize,
+    pub(super) of: ChainOf,
+    /// Whether nothing was ever done to the shard.
+    pub(super) is_unused: bool,
+    /// What the asking thread knows of the others, if the chain is not that of the placement.
+    #[serde(default)]
+    pub(super) view: Option<Membership>,
+}
 
 /// A lane to a thread that follows.
 #[derive(Default)]
@@ -52,6 +69,7 @@ pub(super) struct Way<'a> {
     /// itself. Where chains go round in a circle, lanes full of what has to go further would wait
     /// for each other.
     pub(super) reserve: usize,
+    pub(super) view: &'a Membership,
 }
 
 impl Way<'_> {
@@ -74,6 +92,23 @@ impl Way<'_> {
             versions.advance(&piece);
         }
         Some(is_posted)
+    }
+
+    /// Asks the next thread to follow; returns whether there was room for that.
+    ///
+    /// # Errors
+    /// If what it has to know is no JSON.
+    pub(super) fn ask_to_follow(
+        &mut self,
+        text: &str,
+        of: ChainOf,
+        is_unused: bool,
+    ) -> serde_json::Result<bool> {
+        let (table, from) = (text.to_owned(), self.index);
+        let view = self.view.has_entry(of).then(|| self.view.clone());
+        let body = serde_json::to_vec(&Follow { table, from, of, is_unused, view })?;
+        let values = Values::Copied(&body);
+        Ok(self.post(Draft { values, ..Draft::new(Kind::Request) }, Op::Follow))
     }
 
     /// How many messages may be posted now.

@@ -235,13 +235,9 @@ impl Tables {
         Ok(true)
     }
 
-    /// Moves shards along; returns whether anything was done, and the shards that have left.
-    pub(in crate::server) fn advance(
-        &mut self,
-        endpoint: &mut Endpoint,
-    ) -> (bool, Vec<(u32, KeyRange)>) {
+    /// Moves shards along; returns whether anything was done.
+    pub(in crate::server) fn advance(&mut self, endpoint: &mut Endpoint) -> bool {
         let mut is_busy = false;
-        let mut left = Vec::new();
         let mut at = 0;
         while at < self.moves.leaving.len() {
             match self.advance_one(endpoint, at) {
@@ -252,7 +248,7 @@ impl Tables {
                 }
                 Ok(Step::Left) => {
                     let Leaving { table, range, wish, .. } = self.moves.leaving.remove(at);
-                    left.push((table, range));
+                    self.left.push((table, range));
                     // It goes back to its worker, which learns where the shard is now.
                     self.moves.released.push_back(wish);
                     is_busy = true;
@@ -263,7 +259,7 @@ impl Tables {
                 }
             }
         }
-        (is_busy, left)
+        is_busy
     }
 
     fn advance_one(&mut self, endpoint: &mut Endpoint, at: usize) -> Result<Step, String> {
