@@ -243,6 +243,23 @@ fn totals(cluster: &mut Cluster, task: TaskId) -> (Vec<Vec<i64>>, Vec<Vec<i64>>)
 }
 
 #[allow(clippy::too_many_lines, reason = "one scenario, told in its order")]
+/// Moves a random shard of each table to a random server, perhaps. Those with copies may need more
+/// servers than there are.
+fn shift(client: &mut Worker, tables: &[Table], draws: &mut Draws) {
+    for &table in tables {
+        if draws.below(2) == 0 {
+            continue;
+        }
+        let to = draws.below(client.server_addresses().count() as u64) as usize;
+        let wish = client.move_shard(table, draws.below(KEYS), to).unwrap();
+        match client.wait(wish) {
+            Ok(_) | Err(Error::Refused { .. } | Error::Config(_)) => {}
+            Err(error) => panic!("a move to server {to}: {error}"),
+        }
+        client.poll().unwrap(); // so that its mark leaves, for which the shard waits if it returns
+    }
+}
+
 pub(crate) fn depart(network: &Network, seed: u64) -> Met {
     let mut draws = Draws(seed);
     let dies = seed % 2 == 1;
@@ -274,6 +291,7 @@ pub(crate) fn depart(network: &Network, seed: u64) -> Met {
         // Tables with copies are created all the time.
         let open: Vec<usize> = there.iter().copied().filter(|rank| !is_last(*rank)).collect();
         let Some(&rank) = open.get(draws.below(open.len().max(1) as u64) as usize) else { break };
+        shift(&mut client, &known, &mut draws);
         let mut dying = None;
         let victims: Vec<usize> = there.iter().copied().filter(|it| *it < founders).collect();
         // Two founders stay, so that there are copies.

@@ -32,8 +32,6 @@ pub(super) struct ChainMove<'a> {
     heads: BTreeMap<usize, usize>,
     /// Threads that no chain of these is to have.
     without: Vec<usize>,
-    /// By shard, how many threads its chain has at least meanwhile.
-    least: BTreeMap<usize, usize>,
 }
 
 impl ChainMove<'_> {
@@ -41,8 +39,7 @@ impl ChainMove<'_> {
     pub(super) fn of(worker: &mut Worker, table: Table) -> Result<ChainMove<'_>> {
         let spec = &worker.known(table)?.spec;
         let placed = spec.placement.map(spec.range()?, worker.founders)?;
-        let (heads, least) = (BTreeMap::new(), BTreeMap::new());
-        Ok(ChainMove { worker, table, placed, heads, without: Vec::new(), least })
+        Ok(ChainMove { worker, table, placed, heads: BTreeMap::new(), without: Vec::new() })
     }
 
     /// Makes the chain of a shard begin at this thread.
@@ -79,7 +76,7 @@ impl ChainMove<'_> {
             let mut changes = Vec::new();
             for (shard, head) in self.heads.clone() {
                 let of = self.chain_of(shard);
-                let change = self.next_change(shard, of, head).map_err(|why| {
+                let change = self.next_change(of, head).map_err(|why| {
                     let name = &self.spec_name();
                     let begin = of.begin;
                     Error::Config(format!(
@@ -110,20 +107,18 @@ impl ChainMove<'_> {
 
     /// The next step of a shard's chain on its way to another head; `None` if it is there.
     fn next_change(
-        &mut self,
-        shard: usize,
+        &self,
         of: ChainOf,
         head: usize,
     ) -> std::result::Result<Option<Rechain>, RechainError> {
         let view = &self.worker.recovery.view;
         check_there(view, head)?;
         let seen: Vec<usize> = view.chain(of).collect();
-        let least = *self.least.entry(shard).or_insert(seen.len().min(of.replicas as usize + 1));
         let target = target(view, of, head, &self.without);
         if seen == target {
             return Ok(None);
         }
-        let wanted = next_chain(&seen, &target, least)?;
+        let wanted = next_chain(&seen, &target, of.replicas as usize + 1)?;
         Ok(Some(Rechain { of, seen, wanted }))
     }
 

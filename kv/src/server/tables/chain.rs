@@ -116,6 +116,8 @@ struct Standpoint {
     is_gone: bool,
     /// Whether the chain is not that of the placement.
     is_placed: bool,
+    /// Whether it has more threads than it will have, since the shard moves.
+    is_joint: bool,
     /// The thread before it.
     previous: Option<usize>,
     next: Option<(usize, u64)>,
@@ -284,11 +286,14 @@ impl Standpoint {
         }
         let is_in = threads.next().is_some();
         let next = threads.peek().map(|next| (*next, view.since(of, *next)));
+        let is_placed = view.has_entry(of);
+        let is_joint = is_placed && view.chain(of).count() > of.replicas as usize + 1;
         Standpoint {
             view: chains.views,
             is_first,
             is_gone: view.is_gone(index),
-            is_placed: view.has_entry(of),
+            is_placed,
+            is_joint,
             previous: previous.filter(|_| is_in),
             next,
             behind: threads.count(),
@@ -391,7 +396,7 @@ impl Chain {
         let Some((next, _)) = self.next else {
             return if seen.next.is_some() { 0 } else { usize::MAX };
         };
-        if self.is_asynchronous && !matches!(self.link, Link::Copies { .. }) {
+        if self.is_asynchronous && !seen.is_joint && !matches!(self.link, Link::Copies { .. }) {
             return usize::from(lanes.credits_max()).saturating_sub(self.log.len());
         }
         let is_sent = matches!(self.link, Link::Copies { next: None, .. });
@@ -440,7 +445,14 @@ impl Chain {
 
     /// Whether there is a next thread, and it has no whole copy, or nobody knows whether it has.
     fn lacks_copy(&self, chains: &Chains, index: usize, place: Place) -> bool {
-        let Some(next) = Standpoint::of(chains, self.of, index).next else { return false };
+        let Standpoint { next: Some(next), is_joint, .. } = Standpoint::of(chains, self.of, index)
+        else {
+            return false;
+        };
+        // Who leaves has answered nothing that the others have not.
+        if is_joint && self.is_asynchronous && self.log.has_unawaited() {
+            return true;
+        }
         if self.is_unused() && chains.view.was_in_chain(self.of, next.0) {
             return false;
         }
@@ -729,7 +741,7 @@ impl Chains {
         if is_last {
             entry.answer_all(place, lanes, &mut broken);
         } else {
-            if chain.is_asynchronous {
+            if chain.is_asynchronous && !chain.seen(self, index).is_joint {
                 entry.answer_all(place, lanes, &mut broken);
             }
             if !(entry.does_nothing() && entry.waiting.is_nobody()) {
