@@ -347,43 +347,27 @@ impl Membership {
     }
 
     /// A thread of each process, from `first` on: of the founders, around their ring, and then of
-    /// those that have joined with as many threads, in their order. So whoever joins changes no
-    /// chain that has all its copies, and whoever follows a thread follows it in every chain. From
-    /// a thread that has joined on it goes around all of them.
+    /// those that have joined with as many threads, in their order; that of a thread that has
+    /// joined begins with itself. So whoever joins changes no chain that has all its copies.
     pub(crate) fn ring(&self, first: usize) -> impl Iterator<Item = usize> + '_ {
         let count = self.addresses.len();
-        let processes = if first < count { self.processes() } else { 0 };
-        let founders = (0..processes).map(move |at| (first + at * self.threads) % count);
-        let begin = self.joined_of(first);
-        let place = match begin {
-            None => Some(first % self.threads.max(1)),
+        let own = self.joined_of(first);
+        let start = match own {
+            None => Some(first).filter(|_| first < count),
             Some((begin, threads)) => (threads == self.threads).then_some(first - begin),
         };
-        let place = place.filter(|_| first < self.count());
-        let start = begin.map_or(count, |(begin, _)| begin);
-        let joined = move |is_meant: fn(usize, usize) -> bool| {
-            let mut end = count;
-            self.events.iter().map(Event::joined).filter_map(move |threads| {
-                let begin = end;
-                end += threads.len();
-                let is_equal = threads.len() == self.threads;
-                if !is_meant(begin, start) || threads.is_empty() {
-                    return None;
-                }
-                if (begin..end).contains(&first) {
-                    return Some(first);
-                }
-                place.filter(|_| is_equal).map(|place| begin + place)
-            })
-        };
-        let has_joined = begin.is_some();
-        let back = (0..self.processes()).filter_map(move |at| {
-            place.filter(|_| has_joined).map(|place| at * self.threads + place)
+        let processes = 0..start.map_or(0, |_| self.processes());
+        let founders =
+            processes.filter_map(move |at| start.map(|start| (start + at * self.threads) % count));
+        let place = start.map(|start| start % self.threads.max(1));
+        let mut end = count;
+        let joined = self.events.iter().map(Event::joined).filter_map(move |threads| {
+            let begin = end;
+            end += threads.len();
+            let is_like = threads.len() == self.threads && !(begin..end).contains(&first);
+            place.filter(|_| is_like).map(|place| begin + place)
         });
-        founders
-            .chain(joined(|begin, start| begin >= start))
-            .chain(back)
-            .chain(joined(|begin, start| begin < start))
+        own.map(|_| first).into_iter().chain(founders).chain(joined)
     }
 
     /// The first thread and the number of threads of the process with which a thread has joined.
@@ -584,6 +568,17 @@ mod tests {
             members: vec![(5, 0)],
         }]));
         assert!(view.check(5).unwrap_err().contains("is no chain of the shard from key 0"));
+    }
+
+    #[test]
+    fn who_joins_changes_no_chain_that_begins_at_one_that_has_joined() {
+        let joins = |events| Membership { events, ..view(1, 3, &[]) };
+        let mut view = rechained(joins(vec![joined(1)]), 0, 1, &[&[0, 1, 3], &[3]]);
+        assert_eq!(chain(&view, 0, 1), [3, 0]);
+        view.enter(joined(1));
+        assert_eq!(chain(&view, 0, 1), [3, 0]);
+        view.lost.extend([0, 1]);
+        assert_eq!(chain(&view, 0, 2), [3, 2, 4]);
     }
 
     #[test]
