@@ -145,7 +145,8 @@ impl Worker {
         let new = recovery.view.joined().skip(known.len());
         let further: Vec<ServerAddress> = known.chain(new).cloned().collect();
         further.iter().for_each(|_| recovery.enter_joined());
-        recovery.is_on = recovery.view.departed().any(|it| it.thread < founders);
+        let has_moved = recovery.view.events.iter().any(|event| !event.entries().is_empty());
+        recovery.is_on = has_moved || recovery.view.departed().any(|it| it.thread < founders);
         recovery.view.check(founders).map_err(Error::Config)?;
         let why = |index: usize| match recovery.view.has_left(index) {
             true => Some(leaving::LEFT.to_owned()),

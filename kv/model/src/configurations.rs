@@ -79,6 +79,7 @@ const THREE: Setup = Setup {
     window: 2,
     faults: NONE,
     moved: 0,
+    is_queue: false,
     fills: true,
     is_scheduler_gone: false,
 };
@@ -104,6 +105,8 @@ const DECLARED: Faults = Faults { declared: 1, ..NONE };
 const BREAK: Faults = Faults { breaks: 1, ..NONE };
 const MOVE: Faults = Faults { moves: 1, ..NONE };
 const MOVES: Faults = Faults { moves: 2, ..NONE };
+const QUEUE_DECLARED: Faults = Faults { declared: 1, ..MOVE };
+const QUEUE_CRASH: Faults = Faults { crashes: 1, ..MOVE };
 const CRASH_DECLARED: Faults = Faults { declared: 1, ..CRASH };
 const SCHEDULER_DECLARED: Faults = Faults { scheduler_crashes: 1, ..DECLARED };
 const SCHEDULER_MOVE: Faults = Faults { scheduler_crashes: 1, ..MOVE };
@@ -120,6 +123,10 @@ const QUICK: &[(&str, Setup)] = &[
     ("move-small", Setup { faults: MOVE, ..SMALL }),
     ("move-tail", Setup { faults: MOVE, moved: 1, ..TWO }),
     ("move-break-tiny", Setup { faults: Faults { breaks: 1, ..MOVE }, ..TINY }),
+    ("queue-tiny", Setup { faults: MOVE, is_queue: true, ..TINY }),
+    ("queue-middle-tiny", Setup { faults: MOVE, is_queue: true, moved: 1, ..TINY }),
+    ("queue-crash-tiny", Setup { faults: QUEUE_CRASH, is_queue: true, fills: false, ..TINY }),
+    ("alone-queue-twice", Setup { faults: MOVES, is_queue: true, ..ALONE_ONE }),
     ("alone-move-break", Setup { faults: Faults { breaks: 1, ..MOVE }, ..ALONE }),
     ("alone-move-twice", Setup { faults: MOVES, ..ALONE_ONE }),
     ("alone-move-twice-other", Setup { faults: Faults { others: 1, ..MOVES }, ..ALONE_ONE }),
@@ -160,6 +167,11 @@ const LARGE: &[(&str, Setup)] = &[
     ("declared-other-tiny", Setup { faults: Faults { others: 1, ..DECLARED }, ..TINY }),
     ("move", Setup { faults: MOVE, ..TWO }),
     ("move-twice", Setup { faults: MOVES, ..ONE }),
+    ("queue-small", Setup { faults: MOVE, is_queue: true, ..SMALL }),
+    (
+        "queue-declared",
+        Setup { faults: QUEUE_DECLARED, is_queue: true, programs: ["i", ""], ..TINY },
+    ),
     ("move-crash-tiny", Setup { faults: Faults { crashes: 1, ..MOVE }, ..TINY }),
     ("move-declared", Setup { faults: Faults { declared: 1, ..MOVE }, ..ONE }),
     ("alone-move-twice-two", Setup { faults: MOVES, ..ALONE }),

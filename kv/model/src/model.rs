@@ -67,6 +67,8 @@ pub struct Setup {
     pub faults: Faults,
     /// The place in the chain of the member that is moved; the head is at zero.
     pub moved: usize,
+    /// Whether whoever is moved to joins behind the tail, and the moved member leaves then.
+    pub is_queue: bool,
     /// Whether chains that lost a member are filled up from spare servers.
     pub fills: bool,
     /// Whether a scheduler that died stays away.
@@ -82,6 +84,7 @@ impl std::fmt::Display for Setup {
         let rest = [
             (*faults != Faults::default(), faults.to_string()),
             (self.moved > 0, format!("of place {}", self.moved)),
+            (self.is_queue, "at the end".to_owned()),
             (!self.fills, "not filled up".to_owned()),
             (self.is_scheduler_gone, "for ever".to_owned()),
         ];
@@ -220,6 +223,9 @@ impl Model {
     }
 
     fn move_member(&self, state: &mut State, to: ServerId) {
+        if self.setup.is_queue {
+            return state.scheduler.fill(to);
+        }
         let member = state.scheduler.entry().chain.members()[self.setup.moved];
         state.scheduler.move_member(&self.rules, member, to);
     }
@@ -238,6 +244,10 @@ impl Model {
             Step::Move(id) => {
                 state.faults.moves -= 1;
                 self.move_member(state, id);
+            }
+            Step::Retire => {
+                let member = state.scheduler.entry().chain.members()[self.setup.moved];
+                state.scheduler.retire(member);
             }
             Step::Cancel => state.scheduler.cancel(),
             Step::ChangeOther => {

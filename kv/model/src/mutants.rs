@@ -92,6 +92,8 @@ mutants! {
         "A target is filled behind the tail, and then named head.";
     MovedBeforeInSync "moved_before_in_sync" in "move-small" leads to WrongRows:
         "The map names the target while rows travel.";
+    KeepsOldCopy "keeps_old_copy" in "alone-queue-twice" leads to NoPrefix:
+        "Who left a chain and joins it again goes on with what it had.";
     HaveOfOldTransfer "have_of_old_transfer" in "move-twice" leads to Gap:
         "A source counts what a joiner had of an earlier transfer.";
     ReportOfAnyTransfer "report_of_any_transfer" in "crash-declared" leads to WrongRows:

@@ -163,6 +163,11 @@ impl Scheduler {
         self.begin(to, by_tail.unwrap_or(member), true);
     }
 
+    /// Takes a member out that lives. It may join again, with nothing.
+    pub fn retire(&mut self, member: ServerId) {
+        self.change(self.entry().chain.without(member), None);
+    }
+
     fn begin(&mut self, joiner: ServerId, source: ServerId, replaces: bool) {
         let join = Join { joiner, source, replaces, transfer: self.newest + 1 };
         self.change(self.entry().chain, Some(join));

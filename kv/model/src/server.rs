@@ -115,7 +115,8 @@ impl Server {
     fn leave(&mut self, rules: &Rules, out: &mut Outbox) {
         let waits = std::mem::take(&mut self.waits);
         let joins = self.entry.join.filter(|join| join.joiner == self.id);
-        if joins.is_none_or(|join| join.transfer != self.transfer) {
+        let is_over = joins.is_none_or(|join| join.transfer != self.transfer);
+        if is_over && !rules.breaks(Mutant::KeepsOldCopy) {
             *self = Server::new(self.id, self.entry);
         }
         for request in rules.workload.requests() {
@@ -283,9 +284,11 @@ impl Server {
             return;
         }
         if self.transfer != join.transfer {
+            let had = self.replica;
             *self = Server::new(self.id, self.entry);
             self.transfer = join.transfer;
-            self.replica = Replica::beginning(base);
+            let goes_on = rules.breaks(Mutant::KeepsOldCopy) && !had.log.is_empty();
+            self.replica = if goes_on { had } else { Replica::beginning(base) };
         }
         let Replica { log, arrived, .. } = self.replica;
         let started = Message::Started { transfer: join.transfer, last: log.len(), rows: arrived };

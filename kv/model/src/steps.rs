@@ -46,6 +46,8 @@ pub enum Step {
     Break(Peer, Peer),
     /// The scheduler moves a member to a spare server.
     Move(ServerId),
+    /// The scheduler takes a member out of a chain that is too long.
+    Retire,
     /// The scheduler takes a join back.
     Cancel,
     /// The entry of another shard changes.
@@ -197,6 +199,9 @@ fn changes(model: &Model, state: &State, steps: &mut Vec<Step>) {
         if state.faults.moves > 0 && length == model.setup.copies + 1 {
             steps.push(Step::Move(spare));
         }
+    }
+    if model.setup.is_queue && length > model.setup.copies + 1 && entry.join.is_none() {
+        steps.push(Step::Retire);
     }
     if model.setup.faults.moves > 1 && state.faults.moves > 0 && entry.join.is_some() {
         steps.push(Step::Cancel);

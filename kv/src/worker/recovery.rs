@@ -45,7 +45,8 @@ pub(super) struct Recovery {
     retry_at: Vec<Duration>,
     /// Whether any table has had replicas, or a request about tables has outlived a server.
     pub(super) is_on: bool,
-    /// Whether a server has said that a chain does not begin there, and nothing was heard since.
+    /// Whether a server has said that a chain does not begin there, and nothing was heard or
+    /// answered since.
     pub(super) awaits_chain: bool,
     /// Whether there may be anything for [`Worker::recover`] to do.
     pub(super) is_due: bool,
@@ -116,8 +117,11 @@ impl Recovery {
     /// Keeps a part no longer.
     #[inline]
     pub(super) fn forget(&mut self, timestamp: u64) {
-        if !self.kept.is_empty() && self.kept.remove(timestamp) && !self.unposted.is_empty() {
-            self.unposted.remove(&timestamp);
+        if !self.kept.is_empty() && self.kept.remove(timestamp) {
+            self.awaits_chain = false;
+            if !self.unposted.is_empty() {
+                self.unposted.remove(&timestamp);
+            }
         }
     }
 

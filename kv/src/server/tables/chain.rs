@@ -261,6 +261,8 @@ struct Node {
     role: u8,
     /// The server thread that it is, once it has said so.
     thread: Option<usize>,
+    /// Of how many changes the view told that came on the lane last.
+    heard: u64,
 }
 
 /// The place of thread `index` in a chain, and by node and incarnation of a worker the timestamp of

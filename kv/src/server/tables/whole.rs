@@ -67,7 +67,7 @@ impl Tables {
                 post_json(lanes, peer, message, &served)?;
             }
             Some(Op::Membership) => {
-                self.enter_view(message, lanes.memory())?;
+                self.enter_view(peer, message, lanes.memory())?;
                 lanes.answer(peer, message.timestamp())?;
             }
             Some(Op::Command) => return self.serve_command(lanes, client, message),

@@ -150,7 +150,13 @@ impl Tables {
         let Tables { entries, chains, last, index, .. } = self;
         let entry = &mut entries[*last];
         entry.check_first(chains, *index)?;
-        let incarnation = chains.nodes.get(&client.peer).map(|node| node.incarnation);
+        let node = chains.nodes.get(&client.peer);
+        let since = entry.chain.as_ref().map_or(0, |chain| chain.since);
+        if node.is_some_and(|node| node.heard < since) {
+            // It is meant for an earlier time in the chain, from which others have gone back.
+            return Err(Trouble::Elsewhere);
+        }
+        let incarnation = node.map(|node| node.incarnation);
         let is_gone = entry.chain.as_mut().is_none_or(|it| it.seen(chains, *index).is_gone);
         let Some(incarnation) = incarnation.filter(|_| !is_gone) else {
             // A removed server does not reply: clients learn of the removal from the scheduler. A

@@ -23,7 +23,7 @@ impl Tables {
     /// Remembers which start of its node is at the other end of a lane, and its role.
     pub(in crate::server) fn greet(&mut self, peer: PeerId, hello: &Hello) {
         let (number, incarnation) = (hello.node.get(), hello.incarnation.get());
-        let node = Node { number, incarnation, role: hello.role, thread: None };
+        let node = Node { number, incarnation, role: hello.role, thread: None, heard: 0 };
         self.chains.nodes.insert(peer, node);
         self.chains.is_due = true;
     }
@@ -40,6 +40,7 @@ impl Tables {
     /// Records what a worker knows of the server threads.
     pub(in crate::server::tables) fn enter_view(
         &mut self,
+        peer: PeerId,
         message: &Message,
         memory: &Pool,
     ) -> Result<(), Trouble> {
@@ -47,6 +48,9 @@ impl Tables {
             serde_json::from_slice(message.values()).map_err(|error| error.to_string())?;
         view.check(self.count)?;
         self.join_view(&view, memory);
+        if let Some(node) = self.chains.nodes.get_mut(&peer) {
+            node.heard = view.events.len() as u64;
+        }
         Ok(())
     }
 
