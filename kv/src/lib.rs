@@ -59,6 +59,7 @@ pub mod runs;
 pub mod secret;
 pub mod server;
 mod server_address;
+mod shared_view;
 pub mod sharing;
 pub mod sketch;
 pub mod slicer;
@@ -80,10 +81,11 @@ pub use node::{
 pub use runs::Runs;
 pub use server::{Handles, ServerThread, Shard};
 pub use server_address::ServerAddress;
+pub use shared_view::SharedView;
 pub use sharing::{Shared, Sharer, Sharing};
 pub use table::{Initial, Store, TableSpec, ValueType};
 pub use tracker::{Answer, Callback, Timestamp};
-pub use worker::{SharedView, Table, TableCopies, Worker};
+pub use worker::{Table, TableCopies, Worker};
 
 /// The programs in the pages build.
 #[cfg(doctest)]

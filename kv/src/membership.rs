@@ -11,13 +11,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use self::entry::ChainEntries;
-pub(crate) use self::entry::{ChainEntry, ChainOf};
+pub(crate) use self::entry::{ChainEntry, ChainMember, ChainOf};
 use crate::server_address::ServerAddress;
 
 /// The server threads of a cluster. Founders are those that were there when it was complete: tables
 /// are placed on them, and copies go along their ring. Threads that have joined since follow behind
-/// them. They have the shards that were moved there, and copies where too few founders are left. The
-/// chain of a shard that was moved has an entry of its own.
+/// them. They have the shards that were moved there, and copies where too few founders are left.
+/// The chain of a shard that was moved has an entry of its own.
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Membership {
     /// Addresses of the founders, in their order.
@@ -164,10 +164,11 @@ impl Membership {
         }
         let entries = self.events.iter().flat_map(Event::entries);
         for ChainEntry { table, begin, members } in entries {
-            let unknown = members.iter().find(|(thread, _)| *thread >= all);
+            let unknown = members.iter().find(|member| member.thread >= all);
             if members.is_empty() || unknown.is_some() {
+                let threads: Vec<usize> = members.iter().map(|member| member.thread).collect();
                 return Err(format!(
-                    "{members:?} is no chain of the shard from key {begin} of table number {table}: \
+                    "{threads:?} is no chain of the shard from key {begin} of table number {table}: \
                      there are {all} server threads"
                 ));
             }
@@ -282,8 +283,8 @@ impl Membership {
         leaving.iter().map(successor).collect()
     }
 
-    /// The thread that has the places of another one when that is lost or leaves: the next one of its
-    /// ring, or itself.
+    /// The thread that has the places of another one when that is lost or leaves: the next one of
+    /// its ring, or itself.
     pub(crate) fn successor(&self, thread: usize) -> Option<usize> {
         self.ring(thread).find(|thread| !self.is_gone(*thread))
     }
@@ -294,12 +295,12 @@ impl Membership {
     /// entry all that are not gone. The first of them serves it.
     pub(crate) fn chain(&self, of: ChainOf) -> impl Iterator<Item = usize> + '_ {
         let members = self.entries.get(of).map_or(&[][..], |(members, _)| members);
-        let first = members.first().map_or(of.first, |(thread, _)| *thread);
+        let first = members.first().map_or(of.first, |member| member.thread);
         let is_near = move |thread: usize| {
-            members.iter().any(|(member, _)| self.process(*member) == self.process(thread))
+            members.iter().any(|it| self.process(it.thread) == self.process(thread))
         };
         let further = self.ring(first).filter(move |thread| !is_near(*thread));
-        let all = members.iter().map(|(thread, _)| (*thread, true));
+        let all = members.iter().map(|member| (member.thread, true));
         let all = all.chain(further.map(|thread| (thread, false)));
         let mut wanted = (of.replicas as usize).saturating_add(1);
         let living = all.filter(|(thread, _)| !self.is_gone(*thread));
@@ -321,8 +322,8 @@ impl Membership {
     /// in for a lost one is since the entry.
     pub(crate) fn since(&self, of: ChainOf, thread: usize) -> u64 {
         let Some((members, number)) = self.entries.get(of) else { return 0 };
-        let member = members.iter().find(|it| it.0 == thread);
-        member.map_or(number, |(_, since)| *since)
+        let member = members.iter().find(|member| member.thread == thread);
+        member.map_or(number, |member| member.since)
     }
 
     /// Whether a thread makes an equal copy of a new shard by itself, with its table: it was in the
@@ -536,9 +537,11 @@ mod tests {
             let of = of(first, replicas);
             let number = view.events.len() as u64 + 1;
             let seen: Vec<usize> = view.chain(of).collect();
-            let since =
-                |thread| if seen.contains(thread) { view.since(of, *thread) } else { number };
-            let members = wanted.iter().map(|thread| (*thread, since(thread))).collect();
+            let since = |thread: &usize| {
+                if seen.contains(thread) { view.since(of, *thread) } else { number }
+            };
+            let member = |thread: &usize| ChainMember { thread: *thread, since: since(thread) };
+            let members = wanted.iter().map(member).collect();
             view.enter(Event::Chains(vec![ChainEntry { table: 3, begin: 70, members }]));
         }
         view
@@ -565,7 +568,7 @@ mod tests {
         view.events.push(Event::Chains(vec![ChainEntry {
             table: 3,
             begin: 0,
-            members: vec![(5, 0)],
+            members: vec![ChainMember { thread: 5, since: 0 }],
         }]));
         assert!(view.check(5).unwrap_err().contains("is no chain of the shard from key 0"));
     }
@@ -583,7 +586,8 @@ mod tests {
 
     #[test]
     fn replaced_entries_are_forgotten() {
-        let entry = |begin, thread| ChainEntry { table: 7, begin, members: vec![(thread, 0)] };
+        let of = |thread| vec![ChainMember { thread, since: 0 }];
+        let entry = |begin, thread| ChainEntry { table: 7, begin, members: of(thread) };
         let mut events = vec![Event::Chains(vec![entry(0, 1), entry(5, 1)]), Event::Announced(2)];
         let new = Event::Chains(vec![entry(5, 3)]);
         forget_replaced(&mut events, &new);

@@ -7,7 +7,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::membership::{ChainEntry, ChainOf, Event, Membership};
+use crate::membership::{ChainEntry, ChainMember, ChainOf, Event, Membership};
 
 /// What a driver wants the chain of a shard to be.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -65,7 +65,11 @@ impl Rechain {
             return Err(RechainError::Order(self.clone()));
         }
         let since = |at, thread| if at < staying { view.since(of, thread) } else { number };
-        let members = wanted.iter().enumerate().map(|(at, it)| (*it, since(at, *it))).collect();
+        let member = |(at, thread): (usize, &usize)| ChainMember {
+            thread: *thread,
+            since: since(at, *thread),
+        };
+        let members = wanted.iter().enumerate().map(member).collect();
         Ok(ChainEntry { table: of.table, begin: of.begin, members })
     }
 }
@@ -199,7 +203,8 @@ mod tests {
         let view = view(1, 4, &[]);
         let entry = |seen: &[usize], wanted: &[usize]| {
             let change = Rechain { of: of(3, 1), seen: seen.to_vec(), wanted: wanted.to_vec() };
-            change.entry(9, &view).map(|entry| entry.members)
+            let entry = change.entry(9, &view)?;
+            Ok::<_, RechainError>(entry.members.iter().map(|it| (it.thread, it.since)).collect())
         };
         assert_eq!(entry(&[3, 1], &[3, 1, 2]), Ok(vec![(3, 0), (1, 0), (2, 9)]));
         assert_eq!(entry(&[3, 1, 2], &[3, 2]), Ok(vec![(3, 0), (2, 0)]));

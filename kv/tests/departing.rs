@@ -242,7 +242,6 @@ fn totals(cluster: &mut Cluster, task: TaskId) -> (Vec<Vec<i64>>, Vec<Vec<i64>>)
     (sums, own)
 }
 
-#[allow(clippy::too_many_lines, reason = "one scenario, told in its order")]
 /// Moves a random shard of each table to a random server, perhaps. Those with copies may need more
 /// servers than there are.
 fn shift(client: &mut Worker, tables: &[Table], draws: &mut Draws) {
@@ -260,6 +259,7 @@ fn shift(client: &mut Worker, tables: &[Table], draws: &mut Draws) {
     }
 }
 
+#[allow(clippy::too_many_lines, reason = "one scenario, told in its order")]
 pub(crate) fn depart(network: &Network, seed: u64) -> Met {
     let mut draws = Draws(seed);
     let dies = seed % 2 == 1;

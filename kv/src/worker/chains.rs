@@ -1,9 +1,9 @@
 //! Moves of shards with copies: a driver has their chains become others, step by step.
 //!
 //! The scheduler records each step, if the chain is still the one that was seen, and tells
-//! everybody. Before any thread leaves, all copies are whole. Whoever hears of a step redirects what
-//! is not answered. If a driver is cut off, a chain is longer than it has to be, and nothing else;
-//! the next move goes on from there.
+//! everybody. Before any thread leaves, all copies are whole. Whoever hears of a step redirects
+//! what is not answered. If a driver is cut off, a chain is longer than it has to be, and nothing
+//! else; the next move goes on from there.
 //!
 //! Path: **worker** > slicer > filter > message > codec > endpoint > transport.
 

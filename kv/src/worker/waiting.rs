@@ -128,6 +128,12 @@ impl Waits {
     }
 }
 
+/// Makes a worker hear of servers, about every `backoff` while it waits, and change chains.
+pub(crate) fn hear_by(worker: &mut Worker, watch: Watch, change: ChangeChains, backoff: Duration) {
+    worker.waits.watch_by(watch, backoff);
+    worker.waits.change_chains = Some(change);
+}
+
 /// The time since the last arrival during a wait.
 #[derive(Default)]
 pub(super) struct Silence {

@@ -61,7 +61,7 @@ use super::image::Outgoing;
 use super::versions::Versions;
 use super::{AdmissionController, Held, Trouble};
 use crate::consistency::Standing;
-use crate::membership::{ChainOf, Membership};
+use crate::membership::{ChainMember, ChainOf, Membership};
 use crate::op::Op;
 use crate::server::answer::{collect, gather};
 use crate::server::shard::{Extract, Request, Shard};
@@ -88,8 +88,8 @@ pub(in crate::server) struct Chain {
     applied: ClientSessions,
     /// Where this thread stands, as of the last view that was looked at.
     seen: Standpoint,
-    /// The thread behind this one, and the change since which it is in the chain.
-    next: Option<(usize, u64)>,
+    /// The thread behind this one.
+    next: Option<ChainMember>,
     link: Link,
     /// The copy that it gets, if that is an image.
     copying: Option<Box<Copying>>,
@@ -120,7 +120,7 @@ struct Standpoint {
     is_joint: bool,
     /// The thread before it.
     previous: Option<usize>,
-    next: Option<(usize, u64)>,
+    next: Option<ChainMember>,
     /// How many threads follow it.
     behind: usize,
 }
@@ -287,7 +287,9 @@ impl Standpoint {
             previous = Some(thread);
         }
         let is_in = threads.next().is_some();
-        let next = threads.peek().map(|next| (*next, view.since(of, *next)));
+        let member =
+            |thread: &usize| ChainMember { thread: *thread, since: view.since(of, *thread) };
+        let next = threads.peek().map(member);
         let is_placed = view.has_entry(of);
         let is_joint = is_placed && view.chain(of).count() > of.replicas as usize + 1;
         Standpoint {
@@ -395,7 +397,7 @@ impl Chain {
         }
         let seen = self.seen(chains, index);
         // There may be a next thread of which this chain has not heard.
-        let Some((next, _)) = self.next else {
+        let Some(ChainMember { thread: next, .. }) = self.next else {
             return if seen.next.is_some() { 0 } else { usize::MAX };
         };
         if self.is_asynchronous && !seen.is_joint && !matches!(self.link, Link::Copies { .. }) {
@@ -455,10 +457,10 @@ impl Chain {
         if is_joint && self.is_asynchronous && self.log.has_unawaited() {
             return true;
         }
-        if self.is_unused() && chains.view.was_in_chain(self.of, next.0) {
+        if self.is_unused() && chains.view.was_in_chain(self.of, next.thread) {
             return false;
         }
-        let is_under_way = chains.lanes.get(&next.0).is_none_or(|lane| lane.completes(place));
+        let is_under_way = chains.lanes.get(&next.thread).is_none_or(|lane| lane.completes(place));
         self.next != Some(next) || self.link != Link::Follows || is_under_way
     }
 
@@ -518,7 +520,7 @@ impl Chain {
     }
 
     /// Records that the next thread is another one, or on another lane.
-    fn turn_to(&mut self, next: Option<(usize, u64)>) {
+    fn turn_to(&mut self, next: Option<ChainMember>) {
         self.next = next;
         self.link = Link::Unasked;
         self.copying = None;
@@ -662,13 +664,12 @@ impl Chains {
     fn way<'a>(
         &'a mut self,
         lanes: &'a mut Connections,
-        next: Option<(usize, u64)>,
+        next: Option<ChainMember>,
         index: usize,
         place: Place,
         behind: usize,
     ) -> Option<Way<'a>> {
-        let (next, _) = next?;
-        let lane = self.lanes.entry(next).or_default();
+        let lane = self.lanes.entry(next?.thread).or_default();
         let reserve = behind.saturating_sub(1);
         let (count, view) = (&mut self.count, &self.view);
         Some(Way { lanes, lane, count, index, place, reserve, view })
@@ -760,8 +761,8 @@ impl Chains {
 }
 
 /// Whether a thread is the next one of a chain.
-fn is_next(next: Option<(usize, u64)>, thread: usize) -> bool {
-    next.is_some_and(|(next, _)| next == thread)
+fn is_next(next: Option<ChainMember>, thread: usize) -> bool {
+    next.is_some_and(|next| next.thread == thread)
 }
 
 /// Applies a record to a shard and its model, if it has one here; returns the answer of a command

@@ -53,3 +53,38 @@ pub(super) fn leave_chains(tables: &mut Tables, lanes: &mut Connections) {
         readers.into_iter().for_each(|mut moving| moving.release(&mut moves.released));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+    use caravan_van::Pool;
+
+    use super::*;
+    use crate::membership::{ChainEntry, ChainMember, ChainOf, Event, Membership};
+    use crate::table::{TableSpec, ValueType};
+
+    #[test]
+    fn who_joins_its_chain_again_gives_up_what_it_had() {
+        let of = ChainOf { table: 1, begin: 0, first: 0, replicas: 1 };
+        let (spec, pool) =
+            (TableSpec::new(1, "t", ValueType::I64, 1).replicas(1), Pool::new(1 << 16));
+        let addresses = vec![String::new(); 3];
+        let mut chains = Chains::default();
+        chains.view = Membership { addresses, threads: 1, ..Membership::default() };
+        let is_over = |chains: &Chains, since, index| {
+            super::is_over(&Chain::new((of, since), &spec, true, &pool), chains, index)
+        };
+        assert!(!is_over(&chains, 0, 0) && !is_over(&chains, 0, 2), "no chain has changed");
+        let mut change = |members: &[(usize, u64)]| {
+            let member = |&(thread, since)| ChainMember { thread, since };
+            let members = members.iter().map(member).collect();
+            chains.view.enter(Event::Chains(vec![ChainEntry { table: 1, begin: 0, members }]));
+        };
+        change(&[(1, 0), (2, 1)]);
+        change(&[(1, 0), (2, 1), (0, 2)]);
+        assert!(is_over(&chains, 0, 0), "it has not heard that it was not in it");
+        assert!(!is_over(&chains, 2, 0) && !is_over(&chains, 0, 1) && !is_over(&chains, 1, 2));
+        chains.view.lost.insert(1);
+        assert!(!is_over(&chains, 2, 0), "a loss changes nothing of that");
+    }
+}

@@ -10,7 +10,7 @@ use super::leaving::leave_chains;
 use super::{
     Chain, ChainCounters, Chains, Follow, Lane, Link, Node, Posted, Rest, Standpoint, is_next,
 };
-use crate::membership::Membership;
+use crate::membership::{ChainMember, Membership};
 use crate::node::{Role, is_client};
 use crate::op::{Asker, Op};
 use crate::server::answer::ReplyTo;
@@ -301,7 +301,7 @@ impl Tables {
             if chain.next != next {
                 chain.turn_to(next);
             }
-            if let Some((server, _)) = next {
+            if let Some(ChainMember { thread: server, .. }) = next {
                 // Whoever drops the table tells only founders, and those of which they know.
                 if server >= *count
                     && let Some(known) = known.get_mut(&number)

@@ -3,10 +3,10 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::{News, Worker};
 use crate::error::{Error, Result};
 use crate::membership::Membership;
 use crate::rechain::{self, Rechain};
+use crate::worker::{News, Worker, hear_by};
 
 /// Which server threads are lost, and which shards with copies have moved: for workers of one
 /// process, where no scheduler tells of it.
@@ -21,7 +21,7 @@ impl SharedView {
         SharedView(Arc::new(Mutex::new(view)))
     }
 
-    /// Makes a worker hear of it, about every `backoff` while it waits, and moves shards with copies
+    /// Makes a worker hear of it, about every `backoff` while it waits, and move shards with copies
     /// by it; as [`Worker::watch_servers`].
     pub fn tell(&self, worker: &mut Worker, backoff: Duration) {
         let (seen, changed) = (self.clone(), self.clone());
@@ -29,8 +29,8 @@ impl SharedView {
             let view = seen.view();
             Ok(News { lost: view.lost.iter().copied().collect(), events: view.events.clone() })
         };
-        worker.waits.watch_by(Box::new(news), backoff);
-        worker.waits.change_chains = Some(Box::new(move |changes| changed.change(changes)));
+        let change = move |changes: &[Rechain]| changed.change(changes);
+        hear_by(worker, Box::new(news), Box::new(change), backoff);
     }
 
     /// Makes a server thread count as lost, for good.
