@@ -96,7 +96,7 @@ impl Oracle {
         let whole: BTreeSet<(u32, u64)> = logs.iter().filter_map(is_whole).collect();
         of.states.retain(|place, _| whole.contains(place));
         of.logs = logs;
-        seen.check_logs(server);
+        seen.check_logs(server, self.view.changes());
     }
 
     /// Records the counters of a server that stops.
@@ -135,6 +135,16 @@ impl Oracle {
     /// As [`Oracle::tell`].
     pub(crate) fn hear(&self, worker: &mut Worker) {
         self.view.tell(worker, Duration::from_micros(300));
+    }
+
+    /// How often chains have changed.
+    pub(crate) fn changes(&self) -> usize {
+        self.view.changes()
+    }
+
+    /// Whether a server has no copy of anything.
+    pub(crate) fn has_left(&self, server: u64) -> bool {
+        self.seen().servers.get(&server).is_none_or(|it| it.logs.is_empty())
     }
 
     /// Who counts as lost.
@@ -261,10 +271,11 @@ impl Seen {
         logs.filter(|(_, log)| log.is_whole && log.place.is_some())
     }
 
-    /// Holds the logs of a server against those of the others in their chains.
-    fn check_logs(&mut self, server: u64) {
+    /// Holds the logs of a server against those of the others in their chains, of threads that have
+    /// heard all changes.
+    fn check_logs(&mut self, server: u64, changes: usize) {
         let mut looks = 0;
-        let own = self.whole_logs().filter(|(at, _)| *at == server);
+        let own = self.whole_logs().filter(|(at, log)| *at == server && log.heard == changes);
         for (_, log) in own {
             let others = self.whole_logs().filter(|(at, other)| {
                 *at != server

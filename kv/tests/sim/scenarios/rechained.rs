@@ -2,12 +2,14 @@
 //! or out of order.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use caravan_kv::server::ChainCounters;
-use caravan_kv::{Error, Handles, Table};
+use caravan_kv::{Error, Handles, Placement, Table, TableSpec, ValueType};
 use caravan_van::sim::for_each_seed;
 
 use crate::sim::faults::{FAULTS, Fault, quick, stalling};
+use crate::sim::oracle::{LOOK, Oracle};
 use crate::sim::workload::adds::{self, Adds};
 use crate::sim::{Hand, Setup, Sim, has_all_seeds};
 use crate::support::simulated::Draws;
@@ -80,4 +82,69 @@ fn nothing_is_lost_or_doubled_while_shards_with_copies_move() {
         let (moved, counters) = &sums[&fault];
         assert!(*moved > 0 && counters.left > 0, "{fault:?}: {moved} moved, {counters:?}");
     }
+}
+
+/// A head is cut off from all who know that it has left its chain; returns what somebody reads
+/// there who does not know either, after another one has pushed at the new head, and whether the
+/// old one has heard by then.
+fn read_at_one_that_left(seed: u64) -> (i64, bool) {
+    let sim = Sim::start(seed, Setup { workers: 2, ..Setup::default() });
+    let spec = TableSpec::new(1, "count", ValueType::I64, 1).replicas(1);
+    let spec = spec.placement(Placement::Cut(vec![(0, 0)]));
+    let (moved, pushed) = (spec.clone(), spec.clone());
+    let mover = sim.spawn("mover", 60, move |hand| {
+        let table = hand.create(&moved);
+        hand.oracle.wait_for_workers(hand.network, 2);
+        let wish = hand.worker.move_shard(table, 0, 1).unwrap();
+        hand.wait(wish);
+    });
+    let pusher = sim.spawn("worker 0", 0, move |hand| {
+        let table = hand.create(&pushed);
+        hand.oracle.begin();
+        while hand.oracle.changes() < 2 {
+            hand.network.sleep(LOOK / 10);
+        }
+        let push = hand.worker.push(table, &[7], &[1i64]).unwrap();
+        hand.wait(push);
+        hand.oracle.calm_down();
+    });
+    let reader = sim.spawn("worker 1", 1, move |hand| {
+        let (table, oracle) = (hand.create(&spec), hand.oracle.clone());
+        hand.hear(&Oracle::of(3));
+        oracle.begin();
+        while !oracle.is_calm() {
+            hand.network.sleep(LOOK);
+        }
+        let has_heard = oracle.has_left(0);
+        let pull = hand.worker.pull(table, &[7]).unwrap();
+        for _ in 0..20 {
+            hand.worker.poll().unwrap();
+            hand.network.sleep(LOOK);
+        }
+        hand.hear(&oracle);
+        (hand.worker.wait(pull).unwrap().values::<i64>()[0], has_heard)
+    });
+    let (oracle, mut draws) = (sim.oracle.clone(), Draws(seed));
+    let fate = sim.network.spawn("fate", move |network| {
+        while oracle.changes() < 1 {
+            network.sleep(LOOK / 10);
+        }
+        network.cut("worker 0", "server 0", Duration::from_millis(100));
+        network.sleep(Duration::from_micros(draws.below(2500)));
+        network.cut_one_way("mover", "server 0", Duration::from_millis(100));
+    });
+    sim.join_all(vec![fate, mover, pusher]);
+    sim.join(reader)
+}
+
+#[test]
+fn who_has_not_heard_that_it_left_a_chain_answers_nothing() {
+    let mut late = 0;
+    for_each_seed(80, |seed| {
+        let (read, has_heard) = read_at_one_that_left(seed);
+        assert_eq!(read, 1, "seed {seed}: it was pushed before");
+        late += u64::from(!has_heard);
+    });
+    println!("{late} had not heard");
+    assert!(late > 3 || !has_all_seeds(), "{late} had not heard");
 }

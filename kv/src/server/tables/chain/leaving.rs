@@ -69,8 +69,8 @@ mod tests {
         let (spec, pool) =
             (TableSpec::new(1, "t", ValueType::I64, 1).replicas(1), Pool::new(1 << 16));
         let addresses = vec![String::new(); 3];
-        let mut chains = Chains::default();
-        chains.view = Membership { addresses, threads: 1, ..Membership::default() };
+        let view = Membership { addresses, threads: 1, ..Membership::default() };
+        let mut chains = Chains { view, ..Chains::default() };
         let is_over = |chains: &Chains, since, index| {
             super::is_over(&Chain::new((of, since), &spec, true, &pool), chains, index)
         };
