@@ -104,8 +104,17 @@ fn servers_of(cluster: &Cluster) -> usize {
 
 #[test]
 fn a_server_joins_and_takes_shards_under_load() {
+    take_shards(0);
+}
+
+#[test]
+fn a_server_joins_and_takes_shards_with_copies_under_load() {
+    take_shards(1);
+}
+
+fn take_shards(replicas: u32) {
     let (cluster, client) = launch_over_tcp(2);
-    let mut pushes = Pushes::to(client, 3, 0);
+    let mut pushes = Pushes::to(client, 3, replicas);
     pushes.push(1);
     let mut joins = join(&cluster, "server --join --van tcp", &mut pushes.client);
     let rows = rows_in(&pushes.while_it_runs(&cluster, "rebalance --json"));
