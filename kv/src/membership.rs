@@ -165,8 +165,9 @@ impl Membership {
         let entries = self.events.iter().flat_map(Event::entries);
         for ChainEntry { table, begin, members } in entries {
             let unknown = members.iter().find(|member| member.thread >= all);
-            if members.is_empty() || unknown.is_some() {
-                let threads: Vec<usize> = members.iter().map(|member| member.thread).collect();
+            let threads: Vec<usize> = members.iter().map(|member| member.thread).collect();
+            let is_twice = threads.iter().collect::<BTreeSet<_>>().len() < threads.len();
+            if members.is_empty() || unknown.is_some() || is_twice {
                 return Err(format!(
                     "{threads:?} is no chain of the shard from key {begin} of table number {table}: \
                      there are {all} server threads"
@@ -571,6 +572,11 @@ mod tests {
             members: vec![ChainMember { thread: 5, since: 0 }],
         }]));
         assert!(view.check(5).unwrap_err().contains("is no chain of the shard from key 0"));
+        for members in [Vec::new(), vec![ChainMember { thread: 1, since: 0 }; 2]] {
+            view.events.pop();
+            view.events.push(Event::Chains(vec![ChainEntry { table: 3, begin: 0, members }]));
+            assert!(view.check(5).unwrap_err().contains("is no chain"));
+        }
     }
 
     #[test]

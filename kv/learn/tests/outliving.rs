@@ -1,6 +1,6 @@
 //! Goal: what trains in steps under any consistency model goes on without servers that die, if the
 //! table has replicas: no push is lost, none counts twice, and no read is older than its model
-//! allows.
+//! allows. So it does while a server joins, and shards move about.
 //! Method: the real driver, workers and servers as nodes of a simulated network, of which servers
 //! crash. One worker, and under BSP and data-centric constraints several, are held against
 //! `trainer::serial`, to the bit. Several push ones, which are counted at the end; topics keep
@@ -15,7 +15,10 @@ use std::time::Duration;
 
 use caravan_kv::consistency::Model;
 use caravan_kv::filter::Draws;
-use caravan_kv::{Apps, Cluster, ClusterConfig, Handles, Launch, TableSpec, ValueType};
+use caravan_kv::node::join_server;
+use caravan_kv::{
+    Apps, Cluster, ClusterConfig, Error, Handles, Launch, NodeConfig, TableSpec, ValueType,
+};
 use caravan_learn::trainer::{self, Job, Part, Rows, Step, Trained, Trainer, serial, train};
 use caravan_learn::{fm, lda, linreg, sgd};
 use caravan_van::sim::{Faults, Network, for_each_seed};
@@ -34,6 +37,8 @@ struct Fate {
     workers: usize,
     /// When servers die, each time another one, after the one before.
     dies: Vec<Duration>,
+    /// Whether another server joins, and shards move all the time.
+    moves: bool,
 }
 
 /// What comes of it.
@@ -42,6 +47,42 @@ struct Outlived<V> {
     took: Duration,
     /// Servers that died before its end.
     deaths: usize,
+    /// Shards that have moved.
+    moved: usize,
+}
+
+/// Has a server join, and moves shards of all tables about until the training has ended; returns
+/// how many have moved. Some cannot, where too few servers are left.
+fn shift(network: &Network, node: &NodeConfig, seed: u64, has_ended: &AtomicBool) -> usize {
+    let cluster = Cluster::visit(node, "moves").unwrap();
+    let mut client = cluster.client().unwrap();
+    client.set_namespace("");
+    let joining = node.clone();
+    network.spawn(&format!("server {SERVERS}"), move |_| {
+        join_server(&joining, 1, &Handles::default(), false).unwrap()
+    });
+    let mut draws = Draws::new(seed, 7);
+    let mut draw = |below: usize| draws.next_bits() as usize % below;
+    let mut moved = 0;
+    while !has_ended.load(Ordering::Relaxed) {
+        network.sleep(Duration::from_millis(3));
+        client.sleep(Duration::ZERO).unwrap();
+        for spec in client.list_tables("").unwrap() {
+            let Ok(table) = client.create_table(&spec) else { continue };
+            let shards = client.shards(table).unwrap();
+            let first = shards[draw(shards.len())].range.begin();
+            let to = draw(client.server_addresses().count());
+            let wish = client.move_shard(table, first, to).unwrap();
+            match client.wait(wish) {
+                Ok(_) => moved += 1,
+                Err(Error::Config(_) | Error::TableDropped { .. }) => {}
+                Err(error) => panic!("seed {seed}: {error}"),
+            }
+        }
+    }
+    drop(client);
+    cluster.shutdown().unwrap();
+    moved
 }
 
 /// Trains on a simulated cluster, which allows as many losses as there are.
@@ -49,7 +90,7 @@ fn outlive<T: Trainer>(job: &Job<T::Settings>, fate: Fate) -> Outlived<T::Value>
 where
     T::Settings: Send,
 {
-    let Fate { seed, workers, dies } = fate;
+    let Fate { seed, workers, dies, moves } = fate;
     let network = Network::new(seed, Faults::jittery());
     let (job, began) = (job.clone(), Arc::new(AtomicBool::new(false)));
     let (losses, deaths) = (dies.len(), Arc::new(AtomicUsize::new(0)));
@@ -66,7 +107,7 @@ where
             }
         })
     };
-    let scheduler = network.spawn("scheduler", move |_| {
+    let scheduler = network.spawn("scheduler", move |network| {
         let mut config = ClusterConfig { servers: SERVERS, workers, ..ClusterConfig::default() };
         config.node.server_losses_max = losses;
         let apps = trainer::app::<T>(Apps::default());
@@ -74,10 +115,17 @@ where
         let mut cluster = Cluster::launch(&config, launch).unwrap();
         began.store(true, Ordering::Relaxed);
         let start = cluster.now();
+        let has_ended = Arc::new(AtomicBool::new(false));
+        let moves = moves.then(|| {
+            let (node, has_ended) = (cluster.config().node.clone(), has_ended.clone());
+            network.spawn("moves", move |network| shift(network, &node, seed, &has_ended))
+        });
         let trained = train::<T>(&mut cluster, &job, |_| {}).unwrap();
         let (took, deaths) = (cluster.now() - start, deaths.load(Ordering::Relaxed));
+        has_ended.store(true, Ordering::Relaxed);
+        let moved = moves.map_or(0, |node| node.join().unwrap_or_else(|why| panic!("{why}")));
         cluster.shutdown().unwrap();
-        Outlived { trained, took, deaths }
+        Outlived { trained, took, deaths, moved }
     });
     let outlived = scheduler.join().unwrap_or_else(|stopped| panic!("seed {seed}: {stopped}"));
     drop(dying.join());
@@ -120,24 +168,28 @@ where
     let parts = Some(workers);
     let alone = serial::<T>(&Job { parts, ..job.clone() }, &Handles::default(), |_| {});
     let alone = alone.unwrap();
-    let whole = outlive::<T>(job, Fate { seed: 1, workers, dies: Vec::new() });
+    let whole = outlive::<T>(job, Fate { seed: 1, workers, dies: Vec::new(), moves: false });
     assert!(alone.rows.keys.len() > 5 && whole.took > 4 * GAP, "{:?}", whole.took);
     // Several workers add up their parts of the objective in an order of their own.
     let expected = if workers == 1 { alone.objective } else { whole.trained.objective };
-    let mut deaths = 0;
+    let (mut deaths, mut moved) = (0, 0);
     for_each_seed(seeds, |seed| {
         let dies = match seed % 2 {
             0 => vec![whole.took * (1 + seed as u32 * 13 % 97) / 100],
             _ => vec![GAP * (1 + seed as u32 % 8) / 8, GAP],
         };
-        let found = outlive::<T>(job, Fate { seed, workers, dies });
+        let moves = seed % 4 >= 2;
+        let found = outlive::<T>(job, Fate { seed, workers, dies, moves });
         let Trained { rows, objective, .. } = &found.trained;
         assert_eq!(*rows, alone.rows, "{} with seed {seed}", T::NAME);
         assert_eq!(objective.to_bits(), expected.to_bits(), "seed {seed}");
         deaths += found.deaths;
+        moved += found.moved;
     });
-    println!("{}: {deaths} deaths in {seeds} runs of {:?}", T::NAME, whole.took);
+    let took = whole.took;
+    println!("{}: {deaths} deaths and {moved} moves in {seeds} runs of {took:?}", T::NAME);
     assert!(deaths > 0, "all runs ended before a server died");
+    assert!(moved > 0, "no shard has moved");
 }
 
 #[test]
@@ -264,7 +316,7 @@ fn all_is_counted(model: &str, seeds: u64) {
     let staleness = model.strip_prefix("ssp:").map(|text| text.parse::<usize>().unwrap() + 1);
     let passes = 8;
     let job = copied(Counting { staleness }, model, passes);
-    let whole = outlive::<Ones>(&job, Fate { seed: 1, workers: 3, dies: Vec::new() });
+    let whole = outlive::<Ones>(&job, Fate { seed: 1, workers: 3, dies: Vec::new(), moves: false });
     let steps = (0..passes).flat_map(|pass| (0..STEPS).map(move |step| (pass, step)));
     let times = |key: usize| steps.clone().filter(|(pass, step)| has(*pass, *step, key)).count();
     let expected: Vec<i64> = (0..KEYS).map(|key| 3 * times(key) as i64).collect();
@@ -274,7 +326,8 @@ fn all_is_counted(model: &str, seeds: u64) {
             0 => vec![whole.took * (1 + seed as u32 * 13 % 97) / 100],
             _ => vec![GAP * (1 + seed as u32 % 8) / 8, GAP],
         };
-        let found = outlive::<Ones>(&job, Fate { seed, workers: 3, dies });
+        let moves = seed % 4 >= 2;
+        let found = outlive::<Ones>(&job, Fate { seed, workers: 3, dies, moves });
         assert_eq!(found.trained.rows.values, expected, "{model} with seed {seed}");
         deaths += found.deaths;
     });
@@ -309,10 +362,12 @@ fn gradients_end_near_the_serial_objective() {
     let alone =
         serial::<sgd::Sgd>(&Job { parts: Some(3), ..job.clone() }, &Handles::default(), |_| {});
     let alone = alone.unwrap();
-    let whole = outlive::<sgd::Sgd>(&job, Fate { seed: 1, workers: 3, dies: Vec::new() });
+    let whole =
+        outlive::<sgd::Sgd>(&job, Fate { seed: 1, workers: 3, dies: Vec::new(), moves: false });
     for_each_seed(6, |seed| {
         let dies = vec![whole.took * (5 + seed as u32 * 13 % 90) / 100];
-        let found = outlive::<sgd::Sgd>(&job, Fate { seed, workers: 3, dies });
+        let found =
+            outlive::<sgd::Sgd>(&job, Fate { seed, workers: 3, dies, moves: seed % 2 == 0 });
         let ratio = found.trained.objective / alone.objective;
         println!("seed {seed}: {ratio} of the serial objective, {} deaths", found.deaths);
         assert!((0.8..1.25).contains(&ratio), "seed {seed}: {ratio}");
@@ -345,7 +400,8 @@ fn topics_keep_their_counts_when_a_server_dies() {
     (settings.topics, settings.step_words) = (6, 12);
     let job = copied(settings, "ssp:1", 8);
     let run = |seed, dies| {
-        let found = outlive::<lda::Lda>(&job, Fate { seed, workers: 3, dies });
+        let found =
+            outlive::<lda::Lda>(&job, Fate { seed, workers: 3, dies, moves: seed % 2 == 1 });
         check_counts(&found.trained.rows, 1200);
         found
     };

@@ -11,10 +11,11 @@ use caravan_kv::{
     Target, ValueType, Worker, WorkerNode,
 };
 use caravan_van::KeyRange;
-use caravan_van::sim::{Faults, Network, for_each_seed};
+use caravan_van::sim::{Faults, Network, Node, for_each_seed};
 use serde_json::{Value, json};
 
 use crate::sim::faults::Fault;
+use crate::sim::scenarios::rechained::shift;
 use crate::sim::workload::chunks;
 use crate::sim::workload::counts::{Counts, KEYS, WORKERS, counters, key};
 use crate::sim::{Hand, Setup, Sim, has_all_seeds};
@@ -32,6 +33,17 @@ fn model(seed: u64) -> Model {
     }
 }
 
+/// Moves shards of a table about meanwhile, with every third seed.
+fn moves(sim: &Sim, seed: u64, spec: TableSpec) -> Option<Node<u64>> {
+    let servers = sim.setup.servers;
+    seed.is_multiple_of(3).then(|| {
+        sim.spawn("mover", 60, move |hand| {
+            let table = hand.create(&spec);
+            shift(hand, &[table], servers)
+        })
+    })
+}
+
 /// One run; returns its fault, what its servers have counted, and the reads in their histories.
 fn run(seed: u64) -> (Fault, ChainCounters, u64) {
     let (fault, model) = (Fault::of(seed), model(seed));
@@ -42,9 +54,12 @@ fn run(seed: u64) -> (Fault, ChainCounters, u64) {
     let counts = Counts::default();
     let sim = counts.start(seed, model, Setup { servers, workers, ..Setup::default() });
     let of = counts.clone();
+    let moved = spec.clone();
     let nodes = sim.workers(move |hand| of.work(hand, &spec));
+    let mover = moves(&sim, seed, moved);
     let fate = sim.fate(fault, replicas, 6000);
     sim.join(fate);
+    mover.map(|mover| sim.join(mover));
     let oracle = sim.oracle.clone();
     let what = format!("seed {seed}, {fault:?}, {model}");
     let [reads, writes] = counts.check(sim, nodes, &what);
@@ -80,9 +95,12 @@ fn run_on_chunks(seed: u64) -> (Fault, ChainCounters) {
     let model = spec.consistency.unwrap().model;
     let sim = counts.start(seed, model, Setup { servers, workers, ..Setup::default() });
     let of = counts.clone();
+    let moved = spec.clone();
     let nodes = sim.workers(move |hand| of.work_on_chunks(hand, &spec));
+    let mover = moves(&sim, seed, moved);
     let fate = sim.fate(fault, replicas, 6000);
     sim.join(fate);
+    mover.map(|mover| sim.join(mover));
     let oracle = sim.oracle.clone();
     let [reads, writes] = counts.check(sim, nodes, &format!("seed {seed}, {fault:?}, {model}"));
     assert!(reads > 0 && writes > 0);
