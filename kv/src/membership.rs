@@ -36,7 +36,7 @@ pub(crate) struct Membership {
     pub(crate) entries: ChainEntries,
 }
 
-/// A server process joins the complete cluster, or a thread of one leaves it.
+/// A server process joins the complete cluster, a thread of one leaves it, or chains change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Event {
     /// A process has joined. Its threads follow behind all that are there.

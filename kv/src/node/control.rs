@@ -282,8 +282,8 @@ pub(crate) enum Order {
     Lost(Loss),
     /// These server threads are lost as well, and the others go on without them. Answered at once.
     LostServers(Vec<usize>),
-    /// These server threads leave or have left, beside those of which it was told. Answered at
-    /// once.
+    /// These server threads have joined, leave or have left, or these chains have changed, beside
+    /// what it was told. Answered at once.
     ServerEvents(Vec<Event>),
     /// These nodes of workers are lost so far; to servers alone. Answered at once.
     LostWorkers(Vec<u32>),

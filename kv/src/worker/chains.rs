@@ -141,6 +141,7 @@ impl ChainMove<'_> {
 
     /// Waits until all copies of these shards are whole. If one cannot be, its chain goes back.
     fn await_whole(&mut self, changes: &[Rechain]) -> Result<()> {
+        let (mut fewest, mut since) = (usize::MAX, self.worker.now());
         loop {
             let each: Vec<BTreeMap<u32, Served>> = self.worker.ask_all(Op::Served)?;
             let lacking = each.iter().filter_map(|served| served.get(&self.table.1));
@@ -150,25 +151,37 @@ impl ChainMove<'_> {
             if let Some(failed) = changes.iter().find(|it| of(it) == Some(true)) {
                 return self.take_back(failed);
             }
-            if changes.iter().all(|it| of(it).is_none()) {
-                return Ok(());
+            let (count, now) =
+                (changes.iter().filter(|it| of(it).is_some()).count(), self.worker.now());
+            let most = self.worker.waits.silence_max;
+            match count {
+                0 => return Ok(()),
+                few if few < fewest => (fewest, since) = (few, now),
+                _ if now - since > most => {
+                    let (name, seconds) = (self.spec_name(), most.as_secs());
+                    return Err(Error::Config(format!(
+                        "{count} shards of table {name} lack a copy for {seconds} s: the log of the \
+                         servers may say why; a later move goes on from there"
+                    )));
+                }
+                _ => {}
             }
             self.worker.sleep(LOOK)?;
         }
     }
 
-    /// Takes the last thread out of a chain, which can have no copy.
+    /// Takes the thread out of a chain again that has joined it, if a copy cannot be made.
     ///
     /// # Errors
-    /// In any case: why it cannot.
+    /// In any case: the shard stays.
     fn take_back(&mut self, change: &Rechain) -> Result<()> {
-        let Rechain { of, wanted: seen, .. } = change.clone();
-        let (last, wanted) =
-            (seen.last().copied().unwrap_or_default(), seen[..seen.len() - 1].to_vec());
-        self.change(&[Rechain { of, seen, wanted }])?;
+        let Rechain { of, seen: before, wanted: seen } = change.clone();
+        if seen.starts_with(&before) {
+            self.change(&[Rechain { of, seen, wanted: before }])?;
+        }
         Err(Error::Config(format!(
-            "the shard from key {} of table {} stays: server thread {last} can have no copy of it; \
-             the log of the thread before it says why",
+            "the shard from key {} of table {} stays: a copy of it cannot be made; the log of the \
+             servers says why",
             of.begin,
             self.spec_name()
         )))

@@ -56,7 +56,7 @@ pub(crate) struct Waits {
     /// Backoffs between two looks.
     look_every: u32,
     /// Longest time without an answer from any server.
-    silence_max: Duration,
+    pub(super) silence_max: Duration,
     /// Longest time that a lane may take to come up.
     pub(super) opening_max: Duration,
 }

@@ -90,9 +90,10 @@ impl Tables {
     /// How far the copies of this thread's shards are.
     pub(in crate::server) fn copies(&self) -> Copies {
         let lost = self.chains.view.lost.len();
-        self.entries.iter().fold(Copies { lost, ..Copies::default() }, |sum, entry| Copies {
-            missing: sum.missing + usize::from(self.state(entry).lacks_copy),
-            coming: sum.coming + usize::from(self.state(entry).is_coming),
+        let states = self.entries.iter().map(|entry| self.state(entry));
+        states.fold(Copies { lost, ..Copies::default() }, |sum, state| Copies {
+            missing: sum.missing + usize::from(state.lacks_copy),
+            coming: sum.coming + usize::from(state.is_coming),
             ..sum
         })
     }

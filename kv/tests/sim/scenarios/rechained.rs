@@ -11,6 +11,7 @@ use caravan_van::sim::for_each_seed;
 use crate::sim::faults::{FAULTS, Fault, quick, stalling};
 use crate::sim::oracle::{LOOK, Oracle};
 use crate::sim::workload::adds::{self, Adds};
+use crate::sim::workload::moves::draw;
 use crate::sim::{Hand, Setup, Sim, has_all_seeds};
 use crate::support::simulated::Draws;
 use crate::support::ticks::with_ticks;
@@ -21,9 +22,7 @@ pub(crate) fn shift(hand: &mut Hand<'_>, tables: &[Table], servers: u64) -> u64 
     let mut moved = 0;
     while !hand.oracle.is_over(hand.workers) {
         hand.pause(2000);
-        let table = tables[hand.draws.below(tables.len() as u64) as usize];
-        let shards = hand.worker.shards(table).unwrap();
-        let shard = shards[hand.draws.below(shards.len() as u64) as usize];
+        let (table, shard) = draw(hand, tables);
         let server = hand.draws.below(servers) as usize;
         let wish = hand.worker.move_shard(table, shard.range.begin(), server).unwrap();
         match hand.worker.wait(wish) {

@@ -3,18 +3,23 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use caravan_kv::{Table, Timestamp};
+use caravan_kv::{Placed, Table, Timestamp};
 
 use crate::sim::Hand;
+
+/// A random shard of one of these tables.
+pub(crate) fn draw(hand: &mut Hand<'_>, tables: &[Table]) -> (Table, Placed) {
+    let table = tables[hand.draws.below(tables.len() as u64) as usize];
+    let shards = hand.worker.shards(table).unwrap();
+    (table, shards[hand.draws.below(shards.len() as u64) as usize])
+}
 
 /// Moves random shards, one after the other, and then calms the workers down. Each goes where it is
 /// told, under the next epoch.
 pub(crate) fn shift(hand: &mut Hand<'_>, tables: &[Table], servers: u64, times: u64) {
     for _ in 0..times {
         hand.pause(300);
-        let table = tables[hand.draws.below(tables.len() as u64) as usize];
-        let shards = hand.worker.shards(table).unwrap();
-        let shard = shards[hand.draws.below(shards.len() as u64) as usize];
+        let (table, shard) = draw(hand, tables);
         let server = hand.draws.below(servers) as usize;
         let moved = hand.worker.move_shard(table, shard.range.begin(), server).unwrap();
         hand.wait(moved);
@@ -36,9 +41,7 @@ pub(crate) fn shift_on(hand: &mut Hand<'_>, tables: &[Table], servers: u64, ahea
     let mut waiting = VecDeque::new();
     while !hand.oracle.is_over(hand.workers) {
         hand.network.sleep(Duration::from_micros(hand.draws.below(500)));
-        let table = tables[hand.draws.below(tables.len() as u64) as usize];
-        let shards = hand.worker.shards(table).unwrap();
-        let shard = shards[hand.draws.below(shards.len() as u64) as usize];
+        let (table, shard) = draw(hand, tables);
         let server = hand.draws.below(servers) as usize;
         waiting.push_back(hand.worker.move_shard(table, shard.range.begin(), server).unwrap());
         while waiting.len() > ahead {

@@ -10,7 +10,7 @@ use super::leaving::leave_chains;
 use super::{
     Chain, ChainCounters, Chains, Follow, Lane, Link, Node, Posted, Rest, Standpoint, is_next,
 };
-use crate::membership::{ChainMember, Membership};
+use crate::membership::{ChainMember, ChainOf, Membership};
 use crate::node::{Role, is_client};
 use crate::op::{Asker, Op};
 use crate::server::answer::ReplyTo;
@@ -143,6 +143,14 @@ impl Tables {
         let (number, range) = (message.table(), message.range());
         let Follow { table, from, of, is_unused, view } =
             serde_json::from_slice(message.values()).map_err(|error| error.to_string())?;
+        if (of.table, of.begin) != (number, range.begin()) {
+            let (ChainOf { table, begin, .. }, key) = (of, range.begin());
+            return Err(format!(
+                "it asks to follow the shard from key {begin} of table number {table} by a message \
+                 about that from key {key} of number {number}"
+            )
+            .into());
+        }
         if let Some(view) = view {
             view.check(self.count)?;
             self.join_view(&view, lanes.memory());
