@@ -5,6 +5,7 @@ use std::io;
 pub use caravan_van::error::with_sources;
 
 use crate::node::Van;
+use crate::refusal::Refusal;
 
 /// The key-value layer's result.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -96,7 +97,9 @@ pub enum Error {
         server: String,
         /// The request.
         what: &'static str,
-        /// Its reason.
+        /// Why, for programs.
+        kind: Refusal,
+        /// Why, for people.
         reason: String,
     },
     /// A server's connection ended while requests were outstanding, or before they were made.
@@ -196,6 +199,67 @@ pub enum Error {
     /// The van failed.
     #[error(transparent)]
     Van(#[from] caravan_van::Error),
+}
+
+/// What a program can do about an error.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Advice {
+    /// The same call may succeed later: when memory is free again, or when what is missing has
+    /// come.
+    Retry,
+    /// This node, or this lane to it, does it no longer. Another one may.
+    AskElsewhere,
+    /// The call, the table or a setting is wrong, and the same call fails again.
+    Mend,
+    /// What was asked about is gone, or broken: restore a checkpoint, or end.
+    GiveUp,
+}
+
+impl Error {
+    /// What to do about it; `docs/errors.md` lists all errors.
+    ///
+    /// Of a request that failed at one server, others may have done their part, and the outcome at
+    /// a lost one is not known. A push that is repeated then is applied twice there, unless its
+    /// table applies it [once](crate::TableSpec::once).
+    pub fn advice(&self) -> Advice {
+        use Error::*;
+        match self {
+            Refused { kind, .. } => kind.advice(),
+            Van(error) => of_van(error),
+            Timeout { .. } => Advice::Retry,
+            ServerLost { .. } => Advice::AskElsewhere,
+            KeysNotAscending { .. }
+            | KeyOutsideTable { .. }
+            | WrongLength { .. }
+            | WrongType { .. }
+            | UnknownTable { .. }
+            | VaryingTable { .. }
+            | UnknownTimestamp { .. }
+            | Answered { .. }
+            | Config(_)
+            | VanLeftOut { .. }
+            | Spawn { .. }
+            | Checkpoint { .. } => Advice::Mend,
+            TableDropped { .. }
+            | NodeLost { .. }
+            | TaskFailed { .. }
+            | Cancelled { .. }
+            | SharingStopped { .. }
+            | Control(_) => Advice::GiveUp,
+        }
+    }
+}
+
+fn of_van(error: &caravan_van::Error) -> Advice {
+    use caravan_van::Error::*;
+    match error {
+        OutOfMemory { .. } | OverBudget { .. } | Register { .. } | QueueFull { .. } => {
+            Advice::Retry
+        }
+        NotConnected { .. } | PeerLost { .. } | Connect { .. } => Advice::AskElsewhere,
+        Decode(_) | Unasked { .. } | OutsideOffer { .. } | Os { .. } => Advice::GiveUp,
+        _ => Advice::Mend,
+    }
 }
 
 /// The error for a panic of a node or a part of it.

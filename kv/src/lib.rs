@@ -55,6 +55,7 @@ pub mod node;
 pub mod objects;
 mod op;
 mod rechain;
+mod refusal;
 pub mod runs;
 pub mod secret;
 pub mod server;
@@ -71,13 +72,14 @@ pub mod worker;
 pub use cluster::{Cluster, Handover, Launch, how_ended, spawn_node};
 pub use config::{ClusterConfig, JobRole, NodeConfig, SecretSource};
 pub use cost::Cost;
-pub use error::{Error, Result};
+pub use error::{Advice, Error, Result};
 pub use jobs::{JobStatus, Jobs};
 pub use map::{Placed, Placement};
 pub use node::{
     Answered, App, Apps, Asked, Group, Handler, NodeName, Recipients, RequestId, Rpc, Step, Target,
     TaskId, Token, Van, WorkerNode,
 };
+pub use refusal::{Refusal, Refused};
 pub use runs::Runs;
 pub use server::{Handles, ServerThread, Shard};
 pub use server_address::ServerAddress;
@@ -91,6 +93,10 @@ pub use worker::{Table, TableCopies, Worker};
 #[cfg(doctest)]
 #[doc = include_str!("../docs/requests.md")]
 struct Requests;
+
+#[cfg(doctest)]
+#[doc = include_str!("../docs/errors.md")]
+struct ErrorsPage;
 
 #[cfg(doctest)]
 #[doc = include_str!("../docs/vectors.md")]

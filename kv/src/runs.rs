@@ -9,6 +9,7 @@ use std::ops::{Bound, RangeBounds, RangeInclusive};
 use caravan_van::KeyRange;
 
 use crate::error::{Error, Result};
+use crate::refusal::{Refusal, Refused};
 
 /// Runs of consecutive keys, ascending and disjoint.
 ///
@@ -138,16 +139,22 @@ impl Coded {
 ///
 /// # Errors
 /// The reason why they are no runs of that range.
-pub(crate) fn count(first: &[u64], counts: &[u32], range: KeyRange) -> Result<usize, String> {
+pub(crate) fn count(first: &[u64], counts: &[u32], range: KeyRange) -> Result<usize, Refused> {
     if first.len() != counts.len() {
-        return Err(format!("{} runs of keys come with {} numbers", first.len(), counts.len()));
+        return Err(Refusal::Key.because(format!(
+            "{} runs of keys come with {} numbers",
+            first.len(),
+            counts.len()
+        )));
     }
     let mut keys: usize = 0;
     for (at, (&begin, &count)) in first.iter().zip(counts).enumerate() {
         let last = begin.checked_add(u64::from(count).wrapping_sub(1)).filter(|_| count > 0);
         let bound = first.get(at + 1).map_or(range.last(), |next| next - 1);
         if last.is_none_or(|last| last > bound) {
-            return Err(format!("a run of {count} keys from {begin} on does not end by {bound}"));
+            return Err(Refusal::Key.because(format!(
+                "a run of {count} keys from {begin} on does not end by {bound}"
+            )));
         }
         keys = keys.saturating_add(count as usize);
     }

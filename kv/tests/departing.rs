@@ -16,8 +16,8 @@ use std::time::Duration;
 
 use crate::support::simulated::{Draws, join, weather};
 use caravan_kv::{
-    App, Apps, Cluster, ClusterConfig, Error, Handles, Launch, NodeConfig, Placement, Table,
-    TableSpec, Target, TaskId, Timestamp, ValueType, Worker, WorkerNode,
+    App, Apps, Cluster, ClusterConfig, Error, Handles, Launch, NodeConfig, Placement, Refusal,
+    Table, TableSpec, Target, TaskId, Timestamp, ValueType, Worker, WorkerNode,
 };
 use caravan_van::KeyRange;
 use caravan_van::sim::{Faults, Network, for_each_seed};
@@ -625,7 +625,10 @@ fn keys_whose_copies_are_lost_are_named() {
         );
         let mut ask = |table, key: u64| {
             let pulled = client.pull(table, &[key]).and_then(|pulled| client.wait(pulled));
-            pulled.map(|answer| answer.values::<i64>()[0]).map_err(|error| error.to_string())
+            pulled.map(|answer| answer.values::<i64>()[0]).map_err(|error| match error {
+                Error::Refused { kind: Refusal::Lost, reason, .. } => reason,
+                other => panic!("{other}"),
+            })
         };
         let why = ask(cut, 69).unwrap_err();
         assert!(why.contains("all copies of keys 0 to 69 of table table 6 are lost"), "{why}");

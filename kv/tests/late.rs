@@ -10,8 +10,8 @@ use caravan_kv::consistency::{Admission, Model};
 use caravan_kv::filter::Filters;
 use caravan_kv::server::{Answers, Pulled, Request};
 use caravan_kv::{
-    Cluster, ClusterConfig, Error, Handles, Launch, NodeConfig, Shard, Table, TableSpec, Token,
-    ValueType, Worker,
+    Cluster, ClusterConfig, Error, Handles, Launch, NodeConfig, Refusal, Refused, Shard, Table,
+    TableSpec, Token, ValueType, Worker,
 };
 use caravan_van::sim::{Faults, Network};
 use caravan_van::{Pool, Value};
@@ -41,7 +41,7 @@ impl Keeps {
             other => panic!("{other:?}"),
         };
         if body == b"never" {
-            answers.refuse(token, "it never comes")?;
+            answers.refuse(token, &Refusal::Order.because("it never comes"))?;
             self.kept.remove(0);
         } else {
             answers.answer(token, i64::bytes(&vec![self.sum; count]))?;
@@ -74,11 +74,11 @@ impl Shard for Keeps {
         }
     }
 
-    fn push(&mut self, _: &Request<'_>, _: &Pool) -> Result<(), String> {
+    fn push(&mut self, _: &Request<'_>, _: &Pool) -> Result<(), Refused> {
         Ok(())
     }
 
-    fn pull(&mut self, request: &Request<'_>) -> Result<Pulled<'_>, String> {
+    fn pull(&mut self, request: &Request<'_>) -> Result<Pulled<'_>, Refused> {
         Ok(Pulled::Bytes(8 * request.keys.len()))
     }
 

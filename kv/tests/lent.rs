@@ -13,7 +13,9 @@ use std::time::Duration;
 use crate::support::raw_lane::RawLane;
 use crate::support::{Servers, TIMEOUT, config, endpoint};
 use caravan_kv::server::{Pulled, Request};
-use caravan_kv::{Handles, ServerAddress, Shard, TableSpec, ValueType, Van, Worker};
+use caravan_kv::{
+    Handles, Refusal, Refused, ServerAddress, Shard, TableSpec, ValueType, Van, Worker,
+};
 use caravan_van::wire::{Coding, Kind};
 use caravan_van::{Arrival, Draft, PeerId, Pool, Shared, Values};
 
@@ -35,26 +37,30 @@ const REQUESTS: u64 = 200;
 struct Twice;
 
 impl Twice {
-    fn look(values: &[u8]) -> Result<(), String> {
+    fn look(values: &[u8]) -> Result<(), Refused> {
         let sum = || values.iter().map(|&byte| u64::from(byte)).sum::<u64>();
         let first = std::hint::black_box(sum());
         std::thread::yield_now();
-        if first == std::hint::black_box(sum()) { Ok(()) } else { Err("it changed".to_owned()) }
+        if first == std::hint::black_box(sum()) {
+            Ok(())
+        } else {
+            Err(Refusal::Shape.because("it changed"))
+        }
     }
 }
 
 impl Shard for Twice {
-    fn push(&mut self, request: &Request<'_>, _memory: &Pool) -> Result<(), String> {
+    fn push(&mut self, request: &Request<'_>, _memory: &Pool) -> Result<(), Refused> {
         Twice::look(request.values)
     }
 
-    fn pull(&mut self, _request: &Request<'_>) -> Result<Pulled<'_>, String> {
+    fn pull(&mut self, _request: &Request<'_>) -> Result<Pulled<'_>, Refused> {
         Ok(Pulled::Bytes(0))
     }
 
     fn read(&mut self, _request: &Request<'_>, _into: &mut [u8]) {}
 
-    fn command(&mut self, _sender: u32, body: &[u8]) -> Result<Vec<u8>, String> {
+    fn command(&mut self, _sender: u32, body: &[u8]) -> Result<Vec<u8>, Refused> {
         Twice::look(body).map(|()| Vec::new())
     }
 }
@@ -133,7 +139,7 @@ fn a_block_that_changes_is_decoded_as_it_was_counted() {
             let values = Values::Apart(lent.clone());
             let draft = Draft { op: PUSH | FILTERED, table: 1, keys: &[1], values, ..request() };
             if let Err(why) = lane.ask(draft) {
-                assert!(why.contains("its numbers take"), "{why}");
+                assert!(why.reason.contains("its numbers take"), "{why}");
             }
         }
     });

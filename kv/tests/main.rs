@@ -36,6 +36,7 @@ mod observing;
 mod placement;
 mod push_pull;
 mod readme;
+mod refusals;
 mod requests;
 mod returning;
 mod runs;

@@ -9,7 +9,9 @@ use std::fs;
 use caravan_kv::cluster::Launch;
 use caravan_kv::node::Numa;
 use caravan_kv::server::{Pulled, Request};
-use caravan_kv::{Apps, Cluster, ClusterConfig, Handles, Shard, TableSpec, ValueType, Van};
+use caravan_kv::{
+    Apps, Cluster, ClusterConfig, Handles, Refusal, Refused, Shard, TableSpec, ValueType, Van,
+};
 use caravan_numa::{HugePages, NumaId, Topology, nodes_of};
 use caravan_van::{KeyRange, Pool};
 use serde::{Deserialize, Serialize};
@@ -35,13 +37,13 @@ struct Witness {
 }
 
 impl Shard for Witness {
-    fn push(&mut self, request: &Request<'_>, _memory: &Pool) -> Result<(), String> {
+    fn push(&mut self, request: &Request<'_>, _memory: &Pool) -> Result<(), Refused> {
         // Fresh from the system, because it is longer than what the allocator keeps from ended
         // threads of another node.
         self.rows = Vec::with_capacity(64 << 20);
         self.rows.extend_from_slice(request.values);
         self.seen = Some(Seen {
-            pu: caravan_numa::current_pu().map_err(|error| error.to_string())?.0,
+            pu: caravan_numa::current_pu().map_err(unknown)?.0,
             allowed: status("Cpus_allowed_list"),
             slab: nodes(request.values)?,
             own: nodes(&self.rows)?,
@@ -49,23 +51,27 @@ impl Shard for Witness {
         Ok(())
     }
 
-    fn pull(&mut self, _request: &Request<'_>) -> Result<Pulled<'_>, String> {
-        Err("it only pushes".to_owned())
+    fn pull(&mut self, _request: &Request<'_>) -> Result<Pulled<'_>, Refused> {
+        Err(Refusal::Shape.because("it only pushes"))
     }
 
     fn read(&mut self, _request: &Request<'_>, _into: &mut [u8]) {}
 
-    fn command(&mut self, _sender: u32, _body: &[u8]) -> Result<Vec<u8>, String> {
-        serde_json::to_vec(&self.seen).map_err(|error| error.to_string())
+    fn command(&mut self, _sender: u32, _body: &[u8]) -> Result<Vec<u8>, Refused> {
+        serde_json::to_vec(&self.seen).map_err(Refused::from)
     }
 }
 
+fn unknown(error: impl std::fmt::Display) -> Refused {
+    Refusal::Internal.because(error.to_string())
+}
+
 /// The nodes of the pages of `bytes`, each once.
-fn nodes(bytes: &[u8]) -> Result<Vec<usize>, String> {
+fn nodes(bytes: &[u8]) -> Result<Vec<usize>, Refused> {
     let mut nodes: Vec<usize> = nodes_of(bytes)
-        .map_err(|error| error.to_string())?
+        .map_err(unknown)?
         .into_iter()
-        .map(|node| node.map(|node| node.0).ok_or("a page that is not there".to_owned()))
+        .map(|node| node.map(|node| node.0).ok_or_else(|| unknown("a page that is not there")))
         .collect::<Result<_, _>>()?;
     nodes.sort_unstable();
     nodes.dedup();

@@ -12,8 +12,8 @@ use crate::support::simulated::{Draws, connect, start, weather};
 use caravan_kv::consistency::Admission;
 use caravan_kv::server::{Pulled, Request};
 use caravan_kv::{
-    App, Apps, Cluster, ClusterConfig, Error, Handles, Launch, Placement, ServerAddress, Shard,
-    Table, TableSpec, Target, Timestamp, ValueType, Worker, WorkerNode,
+    App, Apps, Cluster, ClusterConfig, Error, Handles, Launch, Placement, Refusal, Refused,
+    ServerAddress, Shard, Table, TableSpec, Target, Timestamp, ValueType, Worker, WorkerNode,
 };
 use caravan_van::sim::{Faults, Hosts, Network, Node, for_each_seed};
 use caravan_van::{Buffer, Pool};
@@ -241,13 +241,14 @@ impl Shard for Synchronous {
         self.pushes / self.workers
     }
 
-    fn push(&mut self, request: &Request<'_>, _memory: &Pool) -> Result<(), String> {
+    fn push(&mut self, request: &Request<'_>, _memory: &Pool) -> Result<(), Refused> {
         self.pushes += 1;
-        self.sum += <i64 as caravan_van::Value>::view(request.values).ok_or("not i64")?[0];
+        self.sum += <i64 as caravan_van::Value>::view(request.values)
+            .ok_or_else(|| Refusal::Shape.because("not i64"))?[0];
         Ok(())
     }
 
-    fn pull(&mut self, request: &Request<'_>) -> Result<Pulled<'_>, String> {
+    fn pull(&mut self, request: &Request<'_>) -> Result<Pulled<'_>, Refused> {
         Ok(Pulled::Bytes(8 * request.keys.len()))
     }
 

@@ -13,8 +13,8 @@ use crate::support::{Servers, TIMEOUT, config, endpoint, handles, vans};
 use allocation_counter::measure;
 use caravan_kv::filter::Filters;
 use caravan_kv::{
-    Error, Handles, Initial, ServerAddress, ServerThread, Shard, Table, TableSpec, Timestamp,
-    ValueType, Van, Worker,
+    Error, Handles, Initial, Refusal, Refused, ServerAddress, ServerThread, Shard, Table,
+    TableSpec, Timestamp, ValueType, Van, Worker,
 };
 use caravan_van::KeyRange;
 use caravan_van::sim::{Network, for_each_seed};
@@ -235,20 +235,20 @@ impl Shard for Left {
         &mut self,
         _: &caravan_kv::server::Request<'_>,
         _: &caravan_van::Pool,
-    ) -> Result<(), String> {
-        Err("nothing is pushed here".to_owned())
+    ) -> Result<(), Refused> {
+        Err(Refusal::Shape.because("nothing is pushed here"))
     }
 
     fn pull(
         &mut self,
         _: &caravan_kv::server::Request<'_>,
-    ) -> Result<caravan_kv::server::Pulled<'_>, String> {
-        Err("nothing is pulled here".to_owned())
+    ) -> Result<caravan_kv::server::Pulled<'_>, Refused> {
+        Err(Refusal::Shape.because("nothing is pulled here"))
     }
 
     fn read(&mut self, _: &caravan_kv::server::Request<'_>, _: &mut [u8]) {}
 
-    fn command(&mut self, _: u32, _: &[u8]) -> Result<Vec<u8>, String> {
+    fn command(&mut self, _: u32, _: &[u8]) -> Result<Vec<u8>, Refused> {
         Ok(self.0.bytes_left().to_string().into_bytes())
     }
 }

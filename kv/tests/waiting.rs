@@ -9,7 +9,9 @@ use std::rc::Rc;
 use crate::support::{Servers, config, handles, vans};
 use caravan_kv::consistency::Admission;
 use caravan_kv::server::{Pulled, Request};
-use caravan_kv::{Error, Handles, Shard, TableSpec, Timestamp, ValueType, Van, Worker};
+use caravan_kv::{
+    Error, Handles, Refusal, Refused, Shard, TableSpec, Timestamp, ValueType, Van, Worker,
+};
 use caravan_van::Pool;
 
 const GIB: usize = 1 << 30;
@@ -149,14 +151,18 @@ fn requests_in_a_row_are_each_parked_refused_or_served() {
         fn clock(&self) -> u64 {
             self.clock
         }
-        fn push(&mut self, request: &Request<'_>, _: &Pool) -> Result<(), String> {
+        fn push(&mut self, request: &Request<'_>, _: &Pool) -> Result<(), Refused> {
             self.clock += u64::from(request.keys == [0]);
             self.served += u64::from(!request.pulls);
-            if request.keys == [3] { Err("not this one".to_owned()) } else { Ok(()) }
+            if request.keys == [3] { Err(Refusal::Shape.because("not this one")) } else { Ok(()) }
         }
-        fn pull(&mut self, request: &Request<'_>) -> Result<Pulled<'_>, String> {
+        fn pull(&mut self, request: &Request<'_>) -> Result<Pulled<'_>, Refused> {
             self.served += 1;
-            if request.keys == [3] { Err("not this one".to_owned()) } else { Ok(Pulled::Bytes(8)) }
+            if request.keys == [3] {
+                Err(Refusal::Shape.because("not this one"))
+            } else {
+                Ok(Pulled::Bytes(8))
+            }
         }
         fn read(&mut self, _: &Request<'_>, into: &mut [u8]) {
             into.copy_from_slice(&self.served.to_le_bytes());

@@ -14,7 +14,7 @@ use std::thread::JoinHandle;
 
 use caravan_kv::consistency::Model;
 use caravan_kv::node::open;
-use caravan_kv::{Handles, ServerThread, Store, TableSpec, ValueType, Van};
+use caravan_kv::{Handles, Refusal, Refused, ServerThread, Store, TableSpec, ValueType, Van};
 use caravan_learn::dbpg;
 use caravan_van::wire::{Coding, Kind};
 use caravan_van::{Draft, Endpoint, Value, Values, VanConfig};
@@ -79,19 +79,19 @@ impl Attack {
     }
 
     /// Sends a request; returns the server's answer: nothing, or why it refuses.
-    fn ask(&mut self, draft: Draft<'_>) -> Result<(), String> {
+    fn ask(&mut self, draft: Draft<'_>) -> Result<(), Refused> {
         self.lane.ask(draft)
     }
 
-    fn create(&mut self, spec: &TableSpec) -> Result<(), String> {
+    fn create(&mut self, spec: &TableSpec) -> Result<(), Refused> {
         self.create_by(&serde_json::to_string(spec).unwrap())
     }
 
-    fn create_by(&mut self, text: &str) -> Result<(), String> {
+    fn create_by(&mut self, text: &str) -> Result<(), Refused> {
         self.ask(Draft { op: CREATE, values: Values::Copied(text.as_bytes()), ..request() })
     }
 
-    fn push(&mut self, table: u32, keys: &[u64], values: &[u8]) -> Result<(), String> {
+    fn push(&mut self, table: u32, keys: &[u64], values: &[u8]) -> Result<(), Refused> {
         self.ask(Draft { op: PUSH, table, keys, values: Values::Copied(values), ..request() })
     }
 
@@ -100,13 +100,14 @@ impl Attack {
     fn until_refused(
         mut self,
         what: &str,
-        mut step: impl FnMut(&mut Attack, u64) -> Result<(), String>,
+        mut step: impl FnMut(&mut Attack, u64) -> Result<(), Refused>,
     ) {
         let mut refused = 0;
         for number in 0..50_000 {
             if let Err(why) = step(&mut self, number) {
-                assert!(why.contains("CARAVAN_MEMORY"), "{what}: {why}");
-                assert!(why.bytes().any(|byte| byte.is_ascii_digit()), "{what}: {why}");
+                assert_eq!(why.kind, Refusal::Memory, "{what}: {why}");
+                assert!(why.reason.contains("CARAVAN_MEMORY"), "{what}: {why}");
+                assert!(why.reason.bytes().any(|byte| byte.is_ascii_digit()), "{what}: {why}");
                 refused += 1;
             }
             if refused == 5 {
@@ -122,7 +123,7 @@ impl Attack {
         assert!(taken < MEMORY + BESIDES, "{what}: {taken} bytes");
         assert!(!self.server.as_ref().unwrap().is_finished(), "{what}");
         let unknown = self.push(u32::MAX, &[1], &[]).unwrap_err();
-        assert!(unknown.contains("is unknown here"), "{what}: {unknown}");
+        assert!(unknown.reason.contains("is unknown here"), "{what}: {unknown}");
     }
 }
 

@@ -27,7 +27,7 @@ impl Controller for Asp {
     fn admit(&mut self, access: &Access<'_>) -> Verdict {
         match check_member(&self.members, access) {
             Ok(_) => Verdict::Admit,
-            Err(refusal) => Verdict::Refuse(refusal),
+            Err(forbidden) => Verdict::Refuse(forbidden),
         }
     }
 }

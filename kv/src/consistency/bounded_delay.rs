@@ -1,7 +1,7 @@
 //! Bounded delay of the parameter server (OSDI 2014, section 3.4): a task starts when all tasks of
 //! more than `τ` iterations ago are finished. 0 is sequential, a large τ eventual.
 
-use super::{Access, Controller, Members, Refusal, Verdict, WaitReason, check_member};
+use super::{Access, Controller, Forbidden, Members, Verdict, WaitReason, check_member};
 
 /// Bounds how far any request may be ahead of the slowest worker. The bound may change while the
 /// workers run.
@@ -31,14 +31,14 @@ impl Controller for BoundedDelay {
         Some(self.delay)
     }
 
-    fn set_bound(&mut self, bound: u64) -> Result<(), Refusal> {
+    fn set_bound(&mut self, bound: u64) -> Result<(), Forbidden> {
         self.delay = bound;
         Ok(())
     }
 
     fn admit(&mut self, access: &Access<'_>) -> Verdict {
         match check_member(&self.members, access) {
-            Err(refusal) => return Verdict::Refuse(refusal),
+            Err(forbidden) => return Verdict::Refuse(forbidden),
             Ok(false) => return Verdict::Admit,
             Ok(true) => {}
         }

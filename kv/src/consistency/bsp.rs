@@ -5,7 +5,7 @@
 //! order of rank. So a sum of floating-point numbers is the same to the bit in every run, and with
 //! workers that take their parts of one serial run it is that run's.
 
-use super::{Access, Controller, Members, Order, Refusal, Verdict, WaitReason, check_member};
+use super::{Access, Controller, Forbidden, Members, Order, Verdict, WaitReason, check_member};
 
 /// Separates the reads and the writes of iterations by barriers.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -29,10 +29,10 @@ impl Controller for Bsp {
         &mut self.members
     }
 
-    fn announce(&mut self, access: &Access<'_>) -> Result<(), Refusal> {
+    fn announce(&mut self, access: &Access<'_>) -> Result<(), Forbidden> {
         check_member(&self.members, access)?;
         match access.reads && access.writes && access.clock > 0 {
-            true => Err(Refusal::ReadsAndWrites),
+            true => Err(Forbidden::ReadsAndWrites),
             false => Ok(()),
         }
     }
@@ -44,7 +44,7 @@ impl Controller for Bsp {
         }
         // A write is applied after its iteration is finished, and perhaps after its worker left.
         if !writes && self.members.clock(worker).is_none() {
-            return Verdict::Refuse(Refusal::NotJoined { worker });
+            return Verdict::Refuse(Forbidden::NotJoined { worker });
         }
         let needed = if writes { clock.saturating_add(1) } else { clock };
         if self.members.slowest() < needed {

@@ -21,7 +21,7 @@
 use std::collections::BTreeMap;
 
 use super::chunk::{Chunk, Reads};
-use super::{Access, Controller, Members, Refusal, Standing, Verdict, WaitReason};
+use super::{Access, Controller, Forbidden, Members, Standing, Verdict, WaitReason};
 
 /// Bounds the delay between the reads and the writes of each chunk.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -113,7 +113,7 @@ impl DataCentric {
             let reads = self.chunks.get(&chunk).and_then(|chunk| chunk.reads(worker));
             let was_read = reads.is_some_and(|reads| reads.through >= clock);
             if self.written(chunk) != clock || !was_read {
-                return Verdict::Refuse(Refusal::Stale { chunk, clock, written });
+                return Verdict::Refuse(Forbidden::Stale { chunk, clock, written });
             }
             is_repeated = true;
         }
@@ -131,7 +131,7 @@ impl DataCentric {
             return Verdict::Repeated;
         }
         if clock < announced {
-            return Verdict::Refuse(Refusal::Finished { worker, clock, announced });
+            return Verdict::Refuse(Forbidden::Finished { worker, clock, announced });
         }
         let needed = clock.saturating_sub(delay);
         let mut wait_reason = None;
@@ -139,12 +139,12 @@ impl DataCentric {
             let owner = self.chunks.get(&chunk).and_then(|chunk| chunk.owner);
             let other = owner.filter(|&owner| owner != worker);
             if let Some(owner) = other.filter(|owner| self.members.clock(*owner).is_some()) {
-                return Verdict::Refuse(Refusal::NotOwner { worker, chunk, owner });
+                return Verdict::Refuse(Forbidden::NotOwner { worker, chunk, owner });
             }
             let written = self.written(chunk);
             let done = written.max(announced - 1);
             if done > clock - 1 {
-                return Verdict::Refuse(Refusal::OutOfOrder { chunk, clock, written });
+                return Verdict::Refuse(Forbidden::OutOfOrder { chunk, clock, written });
             }
             if done < clock - 1 {
                 // That of the iteration before is parked, and with it the worker's clock.
@@ -192,9 +192,9 @@ impl Controller for DataCentric {
         }
     }
 
-    fn announce(&mut self, access: &Access<'_>) -> Result<(), Refusal> {
+    fn announce(&mut self, access: &Access<'_>) -> Result<(), Forbidden> {
         match access.reads && access.writes && access.clock > 0 {
-            true => Err(Refusal::ReadsAndWrites),
+            true => Err(Forbidden::ReadsAndWrites),
             false => Ok(()),
         }
     }
@@ -205,7 +205,7 @@ impl Controller for DataCentric {
             return Verdict::Admit;
         }
         let Some(announced) = self.members.clock(worker) else {
-            return Verdict::Refuse(Refusal::NotJoined { worker });
+            return Verdict::Refuse(Forbidden::NotJoined { worker });
         };
         let Some(delay) = self.delay else { return Verdict::Admit };
         let verdict = match writes {
@@ -245,7 +245,7 @@ impl Controller for DataCentric {
         Standing { chunks, ..Standing::new(self.members.clone(), None) }
     }
 
-    fn take(&mut self, standing: Standing) -> Result<(), Refusal> {
+    fn take(&mut self, standing: Standing) -> Result<(), Forbidden> {
         self.members = standing.members;
         self.chunks = standing.chunks;
         let readers = || self.chunks.values().flat_map(|chunk| &chunk.readers);

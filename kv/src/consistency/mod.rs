@@ -92,7 +92,7 @@ pub enum Verdict {
     /// answer it with their version before that write.
     Previous,
     /// It cannot be executed, now or later.
-    Refuse(Refusal),
+    Refuse(Forbidden),
 }
 
 /// What a parked request waits for first. While it is there, the request need not be looked at.
@@ -141,7 +141,7 @@ pub enum WaitReason {
 
 /// Why a request cannot be executed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum Forbidden {
     /// The worker takes no part.
     #[error("worker {worker} takes no part in this table (let it join first)")]
     NotJoined {
@@ -240,16 +240,16 @@ pub trait Controller {
     /// Changes the model's bound. Parked requests may have become admissible.
     ///
     /// # Errors
-    /// [`Refusal::NoBound`] if the model has none, or its bound is fixed.
-    fn set_bound(&mut self, _bound: u64) -> Result<(), Refusal> {
-        Err(Refusal::NoBound)
+    /// [`Forbidden::NoBound`] if the model has none, or its bound is fixed.
+    fn set_bound(&mut self, _bound: u64) -> Result<(), Forbidden> {
+        Err(Forbidden::NoBound)
     }
 
     /// Notes a request on its arrival.
     ///
     /// # Errors
     /// The reason why it cannot be executed.
-    fn announce(&mut self, _access: &Access<'_>) -> Result<(), Refusal> {
+    fn announce(&mut self, _access: &Access<'_>) -> Result<(), Forbidden> {
         Ok(())
     }
 
@@ -262,7 +262,7 @@ pub trait Controller {
     ///
     /// # Errors
     /// As [`Controller::set_bound`].
-    fn take(&mut self, standing: Standing) -> Result<(), Refusal> {
+    fn take(&mut self, standing: Standing) -> Result<(), Forbidden> {
         *self.members_mut() = standing.members;
         standing.bound.map_or(Ok(()), |bound| self.set_bound(bound))
     }
@@ -285,7 +285,7 @@ pub trait Controller {
     fn arrive(&mut self, access: &Access<'_>) -> Verdict {
         match self.announce(access) {
             Ok(()) => self.admit(access),
-            Err(refusal) => Verdict::Refuse(refusal),
+            Err(forbidden) => Verdict::Refuse(forbidden),
         }
     }
 
@@ -335,15 +335,15 @@ pub struct Order {
 
 /// Checks that the worker takes part, and does not write for an iteration that it has finished.
 /// Returns whether the request is bound by the model, which an observer's is not.
-fn check_member(members: &Members, access: &Access<'_>) -> Result<bool, Refusal> {
+fn check_member(members: &Members, access: &Access<'_>) -> Result<bool, Forbidden> {
     let Access { worker, clock, writes, .. } = *access;
     if clock == 0 {
         return Ok(false);
     }
     match members.clock(worker) {
-        None => Err(Refusal::NotJoined { worker }),
+        None => Err(Forbidden::NotJoined { worker }),
         Some(announced) if writes && clock < announced => {
-            Err(Refusal::Finished { worker, clock, announced })
+            Err(Forbidden::Finished { worker, clock, announced })
         }
         Some(_) => Ok(true),
     }

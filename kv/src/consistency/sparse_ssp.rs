@@ -16,7 +16,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::recorder::Recorder;
-use super::{Access, Controller, Members, Refusal, Verdict, WaitReason, check_member};
+use super::{Access, Controller, Forbidden, Members, Verdict, WaitReason, check_member};
 
 /// Bounds how far a reader may be ahead of slower workers, by the keys that they share.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -163,7 +163,7 @@ impl<R: Recorder> Controller for SparseSsp<R> {
         self.disclosed.remove(&worker);
     }
 
-    fn announce(&mut self, access: &Access<'_>) -> Result<(), Refusal> {
+    fn announce(&mut self, access: &Access<'_>) -> Result<(), Forbidden> {
         let Access { worker, clock, reads, keys, .. } = *access;
         let is_open = self.members.clock(worker).is_some_and(|own| own <= clock);
         if !check_member(&self.members, access)? || !reads || !is_open {
@@ -192,7 +192,7 @@ impl<R: Recorder> Controller for SparseSsp<R> {
 
     fn admit(&mut self, access: &Access<'_>) -> Verdict {
         match check_member(&self.members, access) {
-            Err(refusal) => return Verdict::Refuse(refusal),
+            Err(forbidden) => return Verdict::Refuse(forbidden),
             Ok(false) => return Verdict::Admit,
             Ok(true) if !access.reads => return Verdict::Admit,
             Ok(true) => {}

@@ -30,14 +30,14 @@ impl Controller for Ssp {
         Some(self.staleness)
     }
 
-    fn set_bound(&mut self, bound: u64) -> Result<(), super::Refusal> {
+    fn set_bound(&mut self, bound: u64) -> Result<(), super::Forbidden> {
         self.staleness = bound;
         Ok(())
     }
 
     fn admit(&mut self, access: &Access<'_>) -> Verdict {
         match check_member(&self.members, access) {
-            Err(refusal) => return Verdict::Refuse(refusal),
+            Err(forbidden) => return Verdict::Refuse(forbidden),
             Ok(false) => return Verdict::Admit,
             Ok(true) => {}
         }
@@ -52,7 +52,7 @@ impl Controller for Ssp {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::consistency::Refusal;
+    use crate::consistency::Forbidden;
 
     fn read(worker: u32, clock: u64) -> Access<'static> {
         Access { worker, clock, reads: true, writes: false, keys: &[] }
@@ -82,11 +82,11 @@ mod tests {
     #[test]
     fn strangers_and_finished_iterations_are_refused_and_observers_pass() {
         let mut ssp = Ssp::new(1, 0);
-        assert_eq!(ssp.admit(&read(5, 1)), Verdict::Refuse(Refusal::NotJoined { worker: 5 }));
+        assert_eq!(ssp.admit(&read(5, 1)), Verdict::Refuse(Forbidden::NotJoined { worker: 5 }));
         assert_eq!(ssp.admit(&read(5, 0)), Verdict::Admit);
         ssp.join(5, 1);
         ssp.advance(5, 3, 0);
-        let finished = Refusal::Finished { worker: 5, clock: 2, announced: 3 };
+        let finished = Forbidden::Finished { worker: 5, clock: 2, announced: 3 };
         assert_eq!(ssp.admit(&write(5, 2)), Verdict::Refuse(finished));
         assert_eq!(ssp.admit(&read(5, 2)), Verdict::Admit);
     }

@@ -4,6 +4,8 @@
 //! rounding, and a receiver that adds to them keeps them forever. Bits are separate from values and
 //! cost an eighth of a byte.
 
+use crate::refusal::{Refusal, Refused};
+
 /// Bytes of a bitmap.
 pub(super) fn bytes(count: usize) -> usize {
     count.div_ceil(8)
@@ -44,12 +46,11 @@ impl<'a> Bitmap<'a> {
     ///
     /// # Errors
     /// If a bit past the last is set.
-    pub(super) fn read(bytes: &'a [u8], count: usize) -> Result<Self, String> {
+    pub(super) fn read(bytes: &'a [u8], count: usize) -> Result<Self, Refused> {
         assert_eq!(bytes.len(), self::bytes(count), "the caller cuts it out");
         match (count % 8, bytes.last()) {
-            (last @ 1.., Some(byte)) if byte >> last != 0 => {
-                Err(format!("its bitmap of {count} bits has bits set past its end"))
-            }
+            (last @ 1.., Some(byte)) if byte >> last != 0 => Err(Refusal::Shape
+                .because(format!("its bitmap of {count} bits has bits set past its end"))),
             _ => Ok(Bitmap { bytes, count }),
         }
     }

@@ -7,6 +7,7 @@ use serde::Deserialize;
 
 use super::draws::Draws;
 use super::own::{End, Filter};
+use crate::refusal::{Refusal, Refused};
 
 /// The filter of one table at one worker.
 pub(super) struct Noise {
@@ -24,11 +25,12 @@ struct Options {
 
 impl Noise {
     /// Makes the filter; workers draw from streams of their own.
-    pub(super) fn make(end: &End<'_>) -> Result<Box<dyn Filter>, String> {
-        let options = Options::deserialize(end.options).map_err(|error| error.to_string())?;
+    pub(super) fn make(end: &End<'_>) -> Result<Box<dyn Filter>, Refused> {
+        let options = Options::deserialize(end.options)?;
         let Options { deviation, seed } = options;
         if !(deviation >= 0.0 && deviation.is_finite()) {
-            return Err(format!("deviation is {deviation}, and must be a number from 0 on"));
+            return Err(Refusal::Shape
+                .because(format!("deviation is {deviation}, and must be a number from 0 on")));
         }
         let stream = u64::from(end.worker.unwrap_or(0)) << 34 | u64::from(end.spec.id) << 2 | 2;
         Ok(Box::new(Noise { deviation, draws: Draws::new(seed, stream) }))

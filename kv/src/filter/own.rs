@@ -22,6 +22,7 @@ use super::noise::Noise;
 use super::spec;
 use super::stack::Number;
 use crate::error::{Error, Result};
+use crate::refusal::{Refusal, Refused};
 use crate::table::{TableSpec, with_type};
 
 /// Bytes before the lengths.
@@ -41,6 +42,7 @@ const FILTERS_MAX: usize = 8;
 ///
 /// ```
 /// use caravan_kv::filter::{Filter, OwnFilters};
+/// use caravan_kv::{Refusal, Refused};
 ///
 /// /// Leaves out bytes at the end that are 0.
 /// struct Trim;
@@ -52,8 +54,9 @@ const FILTERS_MAX: usize = 8;
 ///         end < bytes.len()
 ///     }
 ///
-///     fn decode(&mut self, bytes: &[u8], into: &mut [u8]) -> Result<(), String> {
-///         let place = into.get_mut(..bytes.len()).ok_or("it is longer than its values")?;
+///     fn decode(&mut self, bytes: &[u8], into: &mut [u8]) -> Result<(), Refused> {
+///         let place = into.get_mut(..bytes.len());
+///         let place = place.ok_or_else(|| Refusal::Shape.because("it is longer than its values"))?;
 ///         place.copy_from_slice(bytes); // the rest is 0
 ///         Ok(())
 ///     }
@@ -83,8 +86,8 @@ pub trait Filter {
     ///
     /// # Errors
     /// The reason why they are invalid.
-    fn decode(&mut self, _bytes: &[u8], _into: &mut [u8]) -> std::result::Result<(), String> {
-        Err("it codes nothing".to_owned())
+    fn decode(&mut self, _bytes: &[u8], _into: &mut [u8]) -> std::result::Result<(), Refused> {
+        Err(Refusal::Shape.because("it codes nothing"))
     }
 }
 
@@ -109,7 +112,7 @@ pub struct End<'a> {
     pub worker: Option<u32>,
 }
 
-type Make = dyn Fn(&End<'_>) -> std::result::Result<Box<dyn Filter>, String> + Send + Sync;
+type Make = dyn Fn(&End<'_>) -> std::result::Result<Box<dyn Filter>, Refused> + Send + Sync;
 
 /// Registered filters, by name. Always included is `noise`, which adds Gaussian noise to each
 /// pushed value: its options are `deviation`, the standard deviation, and `seed`.
@@ -135,7 +138,7 @@ impl OwnFilters {
     pub fn with(
         mut self,
         name: &str,
-        make: impl Fn(&End<'_>) -> std::result::Result<Box<dyn Filter>, String> + Send + Sync + 'static,
+        make: impl Fn(&End<'_>) -> std::result::Result<Box<dyn Filter>, Refused> + Send + Sync + 'static,
     ) -> Self {
         self.filters.insert(name.to_owned(), Arc::new(make));
         self
@@ -164,7 +167,7 @@ impl OwnFilters {
             }
             let filter = match make(&End { spec, options, worker }) {
                 Ok(filter) => filter,
-                Err(why) => return refuse(name, &why),
+                Err(why) => return refuse(name, &why.reason),
             };
             if filter.is_lossy()
                 && let Some(why) = spec::why_exact(spec)
@@ -252,18 +255,22 @@ impl Own {
         message: &[u8],
         limit: usize,
         pool: &Pool,
-    ) -> std::result::Result<Option<(bool, Buffer)>, String> {
+    ) -> std::result::Result<Option<(bool, Buffer)>, Refused> {
         let Some((&[OWN, coded, is_block, zero], mut bytes)) = message.split_first_chunk() else {
             return Ok(None);
         };
         let are_known = usize::from(coded).checked_shr(self.filters.len() as u32) == Some(0);
         if coded == 0 || !are_known || is_block > 1 || zero != 0 {
             let count = self.filters.len();
-            return Err(format!("its head says that {coded:#x} of {count} own filters coded it"));
+            return Err(Refusal::Shape.because(format!(
+                "its head says that {coded:#x} of {count} own filters coded it"
+            )));
         }
         let mut lengths = Vec::new();
         for _ in 0..coded.count_ones() {
-            let (length, rest) = bytes.split_first_chunk().ok_or("it lacks lengths")?;
+            let (length, rest) = bytes
+                .split_first_chunk()
+                .ok_or_else(|| Refusal::Shape.because("it lacks lengths"))?;
             lengths.push(u32::from_le_bytes(*length) as usize);
             bytes = rest;
         }
@@ -274,9 +281,10 @@ impl Own {
             }
             let length = lengths.pop().unwrap_or(0);
             if length > limit {
-                return Err(format!("{length} bytes are over the {limit} that its keys allow"));
+                return Err(Refusal::Shape
+                    .because(format!("{length} bytes are over the {limit} that its keys allow")));
             }
-            let mut into = pool.allocate(length).map_err(|error| error.to_string())?;
+            let mut into = pool.allocate(length)?;
             into.fill(0);
             filter.decode(undone.as_deref().unwrap_or(bytes), &mut into)?;
             undone = Some(into);
@@ -316,9 +324,9 @@ mod tests {
             !bytes.is_empty()
         }
 
-        fn decode(&mut self, bytes: &[u8], into: &mut [u8]) -> std::result::Result<(), String> {
+        fn decode(&mut self, bytes: &[u8], into: &mut [u8]) -> std::result::Result<(), Refused> {
             if bytes.first() != Some(&self.0) || bytes.len() != into.len() + 1 {
-                return Err("it was not shifted so".to_owned());
+                return Err(Refusal::Shape.because("it was not shifted so"));
             }
             into.iter_mut().zip(&bytes[1..]).for_each(|(to, from)| *to = from.wrapping_sub(self.0));
             Ok(())

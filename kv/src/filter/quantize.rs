@@ -6,6 +6,7 @@
 //! A coin flip instead of U, as in the published system, is biased by half a step.
 
 use super::draws::Draws;
+use crate::refusal::{Refusal, Refused};
 
 /// Most bytes of an integer.
 pub(super) const BYTES_MAX: u8 = 3;
@@ -41,13 +42,14 @@ impl Range {
     ///
     /// # Errors
     /// If their difference is not finite.
-    pub(super) fn new(low: f64, high: f64, bytes: u8) -> Result<Range, String> {
+    pub(super) fn new(low: f64, high: f64, bytes: u8) -> Result<Range, Refused> {
         if low > high {
             return Ok(Range { low: 0.0, step: 0.0 }); // of no values
         }
         let span = high - low;
         if !span.is_finite() {
-            return Err(format!("values from {low} to {high} span more than a finite number"));
+            return Err(Refusal::Shape
+                .because(format!("values from {low} to {high} span more than a finite number")));
         }
         Ok(Range { low, step: span / f64::from(most(bytes)) })
     }
@@ -79,13 +81,14 @@ impl Range {
     ///
     /// # Errors
     /// If it would yield values that are not finite.
-    pub(super) fn from_bytes(bytes: &[u8; RANGE_BYTES]) -> Result<Range, String> {
+    pub(super) fn from_bytes(bytes: &[u8; RANGE_BYTES]) -> Result<Range, Refused> {
         let number = |at: usize| f64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
         let low = number(0);
         let step = number(8);
         let high = low + step * f64::from(most(BYTES_MAX));
         if !(low.is_finite() && step >= 0.0 && high.is_finite()) {
-            return Err(format!("its values begin at {low} and go by steps of {step}"));
+            return Err(Refusal::Shape
+                .because(format!("its values begin at {low} and go by steps of {step}")));
         }
         Ok(Range { low, step })
     }

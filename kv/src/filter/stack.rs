@@ -295,7 +295,7 @@ mod tests {
     fn values_that_are_one_row_cannot_be_masked() {
         let block = [MASK, 0, 0, 0, 1, 0, 0, 0, 0, 0, 246, 0, 0];
         let error = decode(&table(ValueType::F32, 0), &block, &pool()).unwrap_err();
-        assert!(error.contains("not for this table"), "{error}");
+        assert!(error.reason.contains("not for this table"), "{error}");
     }
 
     proptest! {

@@ -13,6 +13,7 @@ use super::spec::Filters;
 use super::stack::{self, Block, Decoded, Number, Rows, encode as make_block};
 use super::traffic::{Flows, Passage, Passed, Stage, Traffic};
 use crate::error::{Error, Result};
+use crate::refusal::{Refusal, Refused};
 use crate::table::{TableSpec, with_type};
 
 /// Bytes of a signature.
@@ -233,16 +234,15 @@ impl AtWorker {
         spec: &TableSpec,
         message: Message,
         pool: &Pool,
-    ) -> Result<Message, String> {
-        let reason = |error: caravan_van::Error| error.to_string();
+    ) -> Result<Message, Refused> {
         let is_block = message.op() & FILTERED != 0;
-        let message = if is_block { message.kept(pool).map_err(reason)? } else { message };
+        let message = if is_block { message.kept(pool)? } else { message };
         // Own filters are for pushes alone.
         match receive(spec, &mut Own::default(), &message, 0, pool, &mut self.traffic.received)? {
             None => Ok(message),
             Some(decoded) => {
                 let Decoded { ref lengths, values, .. } = decoded;
-                message.decoded(lengths.as_deref(), values, pool).map_err(reason)
+                Ok(message.decoded(lengths.as_deref(), values, pool)?)
             }
         }
     }
@@ -310,7 +310,7 @@ impl AtServer {
         message: &Message,
         keys: usize,
         pool: &Pool,
-    ) -> Result<Option<Decoded>, String> {
+    ) -> Result<Option<Decoded>, Refused> {
         receive(spec, &mut self.own, message, keys, pool, &mut self.traffic.received)
     }
 
@@ -326,7 +326,7 @@ impl AtServer {
         values: &[u8],
         pool: &Pool,
         post: impl FnOnce(bool, &[u32], &[u8], &mut Coding) -> T,
-    ) -> Result<T, String> {
+    ) -> Result<T, Refused> {
         let mut passage = Passage::new(size_of_val(lengths) + values.len());
         let count = values.len().checked_div(spec.row_bytes()).unwrap_or(lengths.len());
         let width = spec.width as usize;
@@ -366,7 +366,7 @@ fn receive(
     keys: usize,
     pool: &Pool,
     flows: &mut Flows,
-) -> Result<Option<Decoded>, String> {
+) -> Result<Option<Decoded>, Refused> {
     let lengths = size_of_val(message.lengths());
     let values = message.values().len();
     let key_bytes = keys * size_of::<u64>();
@@ -378,7 +378,9 @@ fn receive(
             assert!(message.lent().is_none(), "a block is decoded from a copy");
             let (decoded, coded) = undo(spec, own, message.values(), keys, pool)?;
             if decoded.lengths.is_some() && lengths > 0 {
-                return Err("numbers of values are in the block and beside it".to_owned());
+                return Err(
+                    Refusal::Shape.because("numbers of values are in the block and beside it")
+                );
             }
             passage = Passage::new(key_bytes + lengths + decoded.raw_bytes);
             decoded.sizes.pass(&mut passage);
@@ -404,7 +406,7 @@ fn undo(
     bytes: &[u8],
     keys: usize,
     pool: &Pool,
-) -> Result<(Decoded, Option<usize>), String> {
+) -> Result<(Decoded, Option<usize>), Refused> {
     let undone = own.decode(bytes, own::limit(spec, keys), pool)?;
     let coded = undone.as_ref().map(|(_, bytes)| bytes.len());
     let decoded = match undone {
@@ -426,8 +428,8 @@ pub fn decode_filtered(
     bytes: &[u8],
     keys: usize,
     pool: &Pool,
-) -> Result<(Option<Vec<u32>>, Buffer), String> {
-    let mut own = own.make(spec, None).map_err(|error| error.to_string())?;
+) -> Result<(Option<Vec<u32>>, Buffer), Refused> {
+    let mut own = own.make(spec, None)?;
     let (decoded, _) = undo(spec, &mut own, bytes, keys, pool)?;
     Ok((decoded.lengths, decoded.values))
 }

@@ -7,6 +7,7 @@ use caravan_van::{Connections, Draft, Message, PeerId, Pool, Shared, Values};
 
 use crate::error::Result;
 use crate::op::Op;
+use crate::refusal::Refused;
 use crate::server::shard::{Pulled, Request, Shard};
 use crate::table::SHARED_BYTES_MIN;
 
@@ -55,10 +56,10 @@ pub(super) fn answer_pull(
                     let values = Values::Apart(gathered);
                     post(lanes, peer, Draft { lengths, values, ..reply() })
                 }
-                Err(reason) => refuse(lanes, reply_to, &reason),
+                Err(refused) => refuse(lanes, reply_to, &refused),
             }
         }
-        Err(reason) => refuse(lanes, reply_to, &reason),
+        Err(refused) => refuse(lanes, reply_to, &refused),
     }
 }
 
@@ -81,7 +82,7 @@ pub(super) fn collect(
     memory: &Pool,
     shard: &mut dyn Shard,
     request: &Request<'_>,
-) -> Result<(Vec<u32>, Shared), String> {
+) -> Result<(Vec<u32>, Shared), Refused> {
     match shard.pull(request)? {
         Pulled::Shared(values) => Ok((Vec::new(), values)),
         Pulled::Stored(values) => {
@@ -117,10 +118,9 @@ pub(super) fn place_pull(
         }
         Err(reason) => Err(reason),
     };
-    let placed = values.and_then(|values| {
-        lanes.place(reply_to.peer, values, offer).map_err(|error| error.to_string())
-    });
-    placed.or_else(|reason| refuse(lanes, reply_to, &reason))
+    let placed =
+        values.and_then(|values| lanes.place(reply_to.peer, values, offer).map_err(Refused::from));
+    placed.or_else(|refused| refuse(lanes, reply_to, &refused))
 }
 
 /// Answers a request with the reason why it cannot be executed.
@@ -129,11 +129,16 @@ pub(super) fn place_pull(
 pub(super) fn refuse(
     lanes: &mut Connections,
     reply_to: ReplyTo,
-    reason: &str,
+    refused: &Refused,
 ) -> caravan_van::Result<()> {
-    let ReplyTo { peer, table, timestamp } = reply_to;
-    let values = Values::Copied(reason.as_bytes());
-    post(lanes, peer, Draft { table, timestamp, values, ..Draft::new(Kind::Failure) })
+    post(lanes, reply_to.peer, failure(reply_to, refused))
+}
+
+/// The message of a refusal.
+fn failure(reply_to: ReplyTo, refused: &Refused) -> Draft<'_> {
+    let ReplyTo { table, timestamp, .. } = reply_to;
+    let (command, values) = (refused.kind.number(), Values::Copied(refused.reason.as_bytes()));
+    Draft { command, table, timestamp, values, ..Draft::new(Kind::Failure) }
 }
 
 /// Answers a request for a table that was dropped.
@@ -153,8 +158,8 @@ pub(super) fn gather(
     memory: &Pool,
     bytes: usize,
     write: impl FnOnce(&mut [u8]),
-) -> Result<Shared, String> {
-    let mut gathered = memory.allocate(bytes).map_err(|error| error.to_string())?;
+) -> Result<Shared, Refused> {
+    let mut gathered = memory.allocate(bytes)?;
     write(&mut gathered);
     Ok(gathered.share())
 }
@@ -194,9 +199,5 @@ fn post_failure(
     if !matches!(error, MessageTooLong { .. } | OutOfMemory { .. }) {
         return Err(error);
     }
-    let ReplyTo { peer, table, timestamp } = reply_to;
-    let reason = error.to_string();
-    let values = Values::Copied(reason.as_bytes());
-    let failure = Draft { table, timestamp, values, ..Draft::new(Kind::Failure) };
-    lanes.post(peer, failure, &mut Coding::plain())
+    lanes.post(reply_to.peer, failure(reply_to, &error.into()), &mut Coding::plain())
 }

@@ -11,6 +11,7 @@ use std::marker::PhantomData;
 use caravan_van::{Account, Buffer, Pool, Shared, Value, prefetch};
 
 use super::shard::Pulled;
+use crate::refusal::{Refusal, Refused};
 use crate::table::SHARED_BYTES_MIN;
 
 /// Size of chunks of small rows, in bytes.
@@ -99,7 +100,7 @@ impl<V: Value, H: Value> Chunks<V, H> {
         hidden: usize,
         account: &mut Account,
         memory: &Pool,
-    ) -> Result<(), String> {
+    ) -> Result<(), Refused> {
         let shown_bytes = self.row_bytes() << self.shift;
         let hidden_bytes = (hidden * H::BYTES) << self.shift;
         let bytes = shown_bytes + hidden_bytes;
@@ -107,14 +108,14 @@ impl<V: Value, H: Value> Chunks<V, H> {
             let left = memory.bytes_left();
             let limit = memory.bytes_max();
             if bytes > left {
-                return Err(format!(
+                return Err(Refusal::Memory.because(format!(
                     "no room for {bytes} more bytes of rows: {left} of {limit} are left for tables (raise CARAVAN_MEMORY)"
-                ));
+                )));
             }
-            account.reserve(&mut self.shown, 1).map_err(|error| error.to_string())?;
+            account.reserve(&mut self.shown, 1)?;
             let shown = zeros(shown_bytes, memory)?;
             if hidden > 0 {
-                account.reserve(&mut self.hidden, 1).map_err(|error| error.to_string())?;
+                account.reserve(&mut self.hidden, 1)?;
                 self.hidden.push(zeros(hidden_bytes, memory)?);
             }
             self.shown.push(shown.share());
@@ -145,7 +146,7 @@ impl<V: Value, H: Value> Chunks<V, H> {
         row: u32,
         hidden: usize,
         memory: &Pool,
-    ) -> Result<RowsMut<'_, V, H>, String> {
+    ) -> Result<RowsMut<'_, V, H>, Refused> {
         let within = self.within(row);
         let bytes = within * self.row_bytes()..(within + 1) * self.row_bytes();
         let chunk = row as usize >> self.shift;
@@ -165,7 +166,7 @@ impl<V: Value, H: Value> Chunks<V, H> {
         row: u32,
         hidden: usize,
         memory: &Pool,
-    ) -> Result<RowsMut<'_, V, H>, String> {
+    ) -> Result<RowsMut<'_, V, H>, Refused> {
         let chunk = row as usize >> self.shift;
         let shown = writable(&mut self.shown[chunk], &mut self.copies_due, memory)?;
         let hidden = hidden_of(&mut self.hidden, chunk, hidden);
@@ -231,8 +232,8 @@ impl<V: Value, H: Value> Chunks<V, H> {
 }
 
 /// Memory that is zero.
-fn zeros(bytes: usize, memory: &Pool) -> Result<Buffer, String> {
-    let mut zeros = memory.allocate(bytes).map_err(|error| error.to_string())?;
+fn zeros(bytes: usize, memory: &Pool) -> Result<Buffer, Refused> {
+    let mut zeros = memory.allocate(bytes)?;
     zeros.fill(0);
     Ok(zeros)
 }
@@ -252,9 +253,9 @@ fn writable<'a>(
     chunk: &'a mut Shared,
     copies_due: &mut u32,
     memory: &Pool,
-) -> Result<&'a mut [u8], String> {
+) -> Result<&'a mut [u8], Refused> {
     let before = chunk.as_ptr();
-    let bytes = chunk.make_mut(memory).map_err(|error| error.to_string())?;
+    let bytes = chunk.make_mut(memory)?;
     if bytes.as_ptr() != before {
         *copies_due = COPIES_AFTER_PUSH;
     }

@@ -28,6 +28,7 @@ use super::index::NO_ROW;
 use super::shard::{Extract, Pulled, Request, Shard};
 use crate::consistency::Admission;
 use crate::eviction::EvictionRule;
+use crate::refusal::{Refusal, Refused};
 use crate::table::TableSpec;
 
 /// When the cap is reached, one row in this many goes at a time.
@@ -102,8 +103,8 @@ impl Changing {
         eviction: EvictionRule,
         range: KeyRange,
         pool: &Pool,
-    ) -> Result<Self, String> {
-        let refuse = |why: &str| Err(format!("table {}: {why}", spec.name));
+    ) -> Result<Self, Refused> {
+        let refuse = |why: &str| Err(Refusal::Shape.because(format!("table {}: {why}", spec.name)));
         if rows.footprint(0, 0).is_none() {
             return refuse("shards of its handle keep all rows, so leave out the eviction");
         }
@@ -111,7 +112,7 @@ impl Changing {
         if has_copies && let Err(why) = rows.give(range.begin(), 0, &mut Extract::default()) {
             return refuse(&format!("{why}, nor copied, so leave out the replicas"));
         }
-        let all = spec.range().map_err(|error| error.to_string())?.count();
+        let all = spec.range()?.count();
         let share = |bytes: u64| (u128::from(bytes) * range.count() / all) as usize;
         let mut changing = Changing {
             rows,
@@ -204,7 +205,7 @@ impl Changing {
     ///
     /// # Errors
     /// If there is no room for rows that get longer, or memory is short.
-    fn plan(&mut self, incoming: Incoming<'_>, way: Way) -> Result<(), String> {
+    fn plan(&mut self, incoming: Incoming<'_>, way: Way) -> Result<(), Refused> {
         let Incoming { keys, lengths, values } = incoming;
         self.charge(keys.len() * Part::KEY_BYTES)?;
         if way == Way::Free {
@@ -236,7 +237,7 @@ impl Changing {
     ///
     /// # Errors
     /// If memory is short. No key has come then.
-    fn carry_out(&mut self, keys: &[u64]) -> Result<(), String> {
+    fn carry_out(&mut self, keys: &[u64]) -> Result<(), Refused> {
         let goes = take(&mut self.goes);
         let removed = self.remove(&goes.keys);
         removed.and_then(|()| {
@@ -255,16 +256,16 @@ impl Changing {
     }
 
     /// Charges `buffers` for a request that needs more than those before.
-    fn charge(&mut self, bytes: usize) -> Result<(), String> {
+    fn charge(&mut self, bytes: usize) -> Result<(), Refused> {
         if bytes <= self.buffers.bytes() {
             return Ok(());
         }
-        self.buffers.set(bytes).map_err(|error| error.to_string())
+        self.buffers.set(bytes).map_err(Refused::from)
     }
 
     /// Records that rows go until there is room for those that come. Where that is not enough, the
     /// last keys without rows get none.
-    fn plan_room(&mut self, keys: &[u64], lengths: &[u32], way: Way) -> Result<(), String> {
+    fn plan_room(&mut self, keys: &[u64], lengths: &[u32], way: Way) -> Result<(), Refused> {
         let width = self.width;
         let length = |at: u32| lengths.get(at as usize).map_or(width, |it| *it as usize);
         let growth = |known: &Known, at: u32| match known.found[at as usize] {
@@ -289,10 +290,10 @@ impl Changing {
         let fits = |(rows, values)| self.footprint_with(rows, values) <= self.bytes_max;
         if !fits(come) {
             let (most, more) = (self.bytes_max, come.1);
-            return Err(format!(
+            return Err(Refusal::Shape.because(format!(
                 "rows that get {more} values longer are over the {most} bytes that their shard may \
                  have: push fewer of them at once, or raise bytes_max"
-            ));
+            )));
         }
         places.retain(|at| {
             let with = add(come, growth(&self.known, *at));
@@ -307,7 +308,7 @@ impl Changing {
     }
 
     /// Applies what is admitted of a push.
-    fn apply(&mut self, request: &Request<'_>, way: Way, memory: &Pool) -> Result<(), String> {
+    fn apply(&mut self, request: &Request<'_>, way: Way, memory: &Pool) -> Result<(), Refused> {
         let Request { keys, lengths, values, .. } = *request;
         self.part.clear();
         self.goes = Going::default();
@@ -357,7 +358,7 @@ impl Shard for Changing {
         self.rows.reads_once()
     }
 
-    fn push(&mut self, request: &Request<'_>, memory: &Pool) -> Result<(), String> {
+    fn push(&mut self, request: &Request<'_>, memory: &Pool) -> Result<(), Refused> {
         let way = if take(&mut self.is_held) { Way::Held } else { Way::Free };
         self.apply(request, way, memory)
     }
@@ -370,7 +371,7 @@ impl Shard for Changing {
         self.part.of(request)
     }
 
-    fn repeat(&mut self, request: &Request<'_>, memory: &Pool) -> Result<(), String> {
+    fn repeat(&mut self, request: &Request<'_>, memory: &Pool) -> Result<(), Refused> {
         self.apply(request, Way::Copy, memory)
     }
 
@@ -378,7 +379,7 @@ impl Shard for Changing {
         take(&mut self.goes).keys
     }
 
-    fn remove(&mut self, keys: &[u64]) -> Result<(), String> {
+    fn remove(&mut self, keys: &[u64]) -> Result<(), Refused> {
         if keys.is_empty() {
             return Ok(());
         }
@@ -387,7 +388,7 @@ impl Shard for Changing {
         self.known.remove(keys)
     }
 
-    fn pull(&mut self, request: &Request<'_>) -> Result<Pulled<'_>, String> {
+    fn pull(&mut self, request: &Request<'_>) -> Result<Pulled<'_>, Refused> {
         self.rows.pull(&Request { rows: None, ..*request })
     }
 
@@ -404,7 +405,7 @@ impl Shard for Changing {
         from: u64,
         bytes_max: usize,
         extract: &mut Extract,
-    ) -> Result<Option<u64>, String> {
+    ) -> Result<Option<u64>, Refused> {
         self.rows.give(from, bytes_max, extract)
     }
 
@@ -414,7 +415,7 @@ impl Shard for Changing {
         lengths: &[u32],
         values: &[u8],
         memory: &Pool,
-    ) -> Result<(), String> {
+    ) -> Result<(), Refused> {
         let incoming = Incoming { keys, lengths, values };
         if !incoming.is_sound(self.width) {
             return self.rows.take(keys, lengths, values, memory);
@@ -437,7 +438,7 @@ impl Shard for Changing {
         self.write_image(image);
     }
 
-    fn restore(&mut self, image: &[u8], memory: &Pool) -> Result<(), String> {
+    fn restore(&mut self, image: &[u8], memory: &Pool) -> Result<(), Refused> {
         self.read_image(image, memory)
     }
 }

@@ -32,6 +32,7 @@ use super::varying::VaryingRows;
 use crate::consistency::{Consistency, Controller};
 use crate::filter::OwnFilters;
 use crate::node::{Handler, Handlers};
+use crate::refusal::{Refusal, Refused};
 use crate::table::{Initial, TableSpec, ValueType, with_type};
 use crate::vector::HANDLE;
 
@@ -133,7 +134,7 @@ impl<V: Value, F: FnMut(u64, &mut [V], &[V]) + 'static> Rule<V> for F {
     }
 }
 
-type Build = dyn Fn(&TableSpec, KeyRange, &Pool) -> Result<Box<dyn Shard>, String> + Send + Sync;
+type Build = dyn Fn(&TableSpec, KeyRange, &Pool) -> Result<Box<dyn Shard>, Refused> + Send + Sync;
 
 /// The handles by name, of which servers build shards. Always included are `add` and `assign`; the
 /// operators `sub`, `mul`, `div`, `min`, `max`, `and`, `or` and `xor`; and the optimisers `sgd`
@@ -165,7 +166,7 @@ macro_rules! optimiser {
             with_type!(
                 spec.value, V => {
                     type $real = <V as Float>::Real;
-                    let rule = $rule(options).map_err(|why: String| options::refuse(spec, &why))?;
+                    let rule = $rule(options).map_err(|why: Refused| options::refuse(spec, &why.reason))?;
                     rows::<V, _>(spec, range, rule, memory)
                 };
                 F32 = f32, F64 = f64, F16 = half::f16, BF16 = half::bf16;
@@ -199,7 +200,7 @@ impl Handles {
     pub fn with(
         self,
         name: &str,
-        build: impl Fn(&TableSpec, KeyRange, &Pool) -> Result<Box<dyn Shard>, String>
+        build: impl Fn(&TableSpec, KeyRange, &Pool) -> Result<Box<dyn Shard>, Refused>
         + Send
         + Sync
         + 'static,
@@ -222,7 +223,7 @@ impl Handles {
     fn with_rows(
         self,
         name: &str,
-        build: impl Fn(&TableSpec, KeyRange, &Pool) -> Result<Box<dyn Shard>, String>
+        build: impl Fn(&TableSpec, KeyRange, &Pool) -> Result<Box<dyn Shard>, Refused>
         + Send
         + Sync
         + 'static,
@@ -292,15 +293,15 @@ impl Handles {
         spec: &TableSpec,
         range: KeyRange,
         memory: &Pool,
-    ) -> Result<Box<dyn Shard>, String> {
+    ) -> Result<Box<dyn Shard>, Refused> {
         let Some(Handle { build, has_rows }) = self.handles.get(&spec.handle) else {
             let mut known: Vec<_> = self.handles.keys().map(String::as_str).collect();
             known.sort_unstable();
-            return Err(format!(
+            return Err(Refusal::Unsupported.because(format!(
                 "there is no handle {}; this server has {}",
                 spec.handle,
                 known.join(", ")
-            ));
+            )));
         };
         if !has_rows && spec.initial != Initial::Zero {
             return Err(options::refuse(spec, "its rows begin as it says, so leave out `initial`"));
@@ -313,7 +314,7 @@ impl Handles {
     }
 }
 
-fn build_add(spec: &TableSpec, range: KeyRange, memory: &Pool) -> Result<Box<dyn Shard>, String> {
+fn build_add(spec: &TableSpec, range: KeyRange, memory: &Pool) -> Result<Box<dyn Shard>, Refused> {
     options::take_none(spec)?;
     with_type!(spec.value, V => rows::<V, _>(spec, range, Add, memory))
 }
@@ -322,7 +323,7 @@ fn build_assign(
     spec: &TableSpec,
     range: KeyRange,
     memory: &Pool,
-) -> Result<Box<dyn Shard>, String> {
+) -> Result<Box<dyn Shard>, Refused> {
     options::take_none(spec)?;
     with_type!(spec.value, V => rows::<V, _>(spec, range, Assign, memory))
 }
@@ -332,7 +333,7 @@ fn rows<V: Number, R: Rule<V>>(
     range: KeyRange,
     rule: R,
     memory: &Pool,
-) -> Result<Box<dyn Shard>, String> {
+) -> Result<Box<dyn Shard>, Refused> {
     let start = Start::new(spec)?;
     Ok(match spec.width {
         0 if rule.hidden(1) > 0 => {
@@ -347,7 +348,7 @@ fn rows<V: Number, R: Rule<V>>(
 }
 
 /// The error of a handle that is for other values than the table's.
-fn unsuited(spec: &TableSpec, allowed: &str) -> String {
+fn unsuited(spec: &TableSpec, allowed: &str) -> Refused {
     options::refuse(
         spec,
         &format!("it is for {allowed} values, and the table holds {}", spec.value.name()),

@@ -4,6 +4,7 @@
 
 use super::handle::Number;
 use crate::filter::Draws;
+use crate::refusal::{Refusal, Refused};
 use crate::table::{Initial, TableSpec};
 
 /// A table's [`Initial`] values as numbers of its type.
@@ -24,8 +25,10 @@ impl<V: Number> Start<V> {
     ///
     /// # Errors
     /// A text with the initial value that does not suit the table, and with what does.
-    pub(super) fn new(spec: &TableSpec) -> Result<Self, String> {
-        let refuse = |why: &str| Err(format!("table {} cannot start with {why}", spec.name));
+    pub(super) fn new(spec: &TableSpec) -> Result<Self, Refused> {
+        let refuse = |why: &str| {
+            Err(Refusal::Shape.because(format!("table {} cannot start with {why}", spec.name)))
+        };
         match &spec.initial {
             Initial::Zero => Ok(Start::Zero),
             Initial::Constant(text) => match parse(text) {
@@ -105,7 +108,10 @@ mod tests {
         assert_eq!(third, Ok(Start::Constant(1.0_f32 / 3.0)));
         for text in ["256", "-1", "0.5", "", "x"] {
             let error = Start::<u8>::new(&constant(ValueType::U8, text)).unwrap_err();
-            assert!(error.contains(&format!("{text:?}")) && error.contains("a u8"), "{error}");
+            assert!(
+                error.reason.contains(&format!("{text:?}")) && error.reason.contains("a u8"),
+                "{error}"
+            );
         }
         assert!(Start::<f16>::new(&constant(ValueType::F16, "1e9")).is_err());
     }
@@ -136,10 +142,10 @@ mod tests {
             [(1.0, 0.0, "1.0 to 0.0"), (f64::NAN, 0.0, "NaN"), (0.0, 1e6, "finite as f16")]
         {
             let error = Start::<f16>::new(&spec(ValueType::F16, uniform(low, high, 0)));
-            assert!(error.as_ref().unwrap_err().contains(says), "{error:?}");
+            assert!(error.as_ref().unwrap_err().reason.contains(says), "{error:?}");
         }
         let error = Start::<i32>::new(&spec(ValueType::I32, uniform(0.0, 9.0, 0))).unwrap_err();
-        assert!(error.contains("uniform values are f32"), "{error}");
+        assert!(error.reason.contains("uniform values are f32"), "{error}");
         assert!(Start::<f64>::new(&spec(ValueType::F64, uniform(-1e308, 1e308, 0))).is_ok());
     }
 }

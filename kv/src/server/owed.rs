@@ -11,6 +11,7 @@ use caravan_van::{Connections, Draft, PeerId, Values};
 use super::answer::{ReplyTo, post, refuse};
 use crate::error::{Error, Result};
 use crate::node::Token;
+use crate::refusal::Refused;
 
 /// Where a shard answers the requests that it has kept.
 pub struct Answers<'a> {
@@ -49,7 +50,7 @@ impl Answers<'_> {
     ///
     /// # Errors
     /// As [`Answers::answer`].
-    pub fn refuse(&mut self, token: Token, reason: &str) -> Result<()> {
+    pub fn refuse(&mut self, token: Token, reason: &Refused) -> Result<()> {
         let reply_to = self.owed.take(token)?;
         let posted = refuse(self.lanes, reply_to, reason);
         self.owed.note(reply_to.peer, posted);

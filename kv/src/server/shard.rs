@@ -12,6 +12,7 @@ use crate::consistency::Admission;
 use crate::filter::List;
 use crate::node::Token;
 use crate::op::Op;
+use crate::refusal::{Refusal, Refused};
 
 /// A request for keys of a shard. They are strictly ascending and within the shard's range.
 #[derive(Debug, Clone, Copy)]
@@ -143,7 +144,7 @@ pub trait Shard {
     ///
     /// # Errors
     /// The reason why they are invalid; nothing has been applied then.
-    fn push(&mut self, request: &Request<'_>, memory: &Pool) -> Result<(), String>;
+    fn push(&mut self, request: &Request<'_>, memory: &Pool) -> Result<(), Refused>;
 
     /// Whether the shard can store the values of this push without a copy, by [`Shard::adopt`].
     fn adopts(&self, _request: &Request<'_>) -> bool {
@@ -154,15 +155,15 @@ pub trait Shard {
     ///
     /// # Errors
     /// As [`Shard::push`].
-    fn adopt(&mut self, _key: u64, _values: Buffer, _memory: &Pool) -> Result<(), String> {
-        Err("this shard copies what is pushed".to_owned())
+    fn adopt(&mut self, _key: u64, _values: Buffer, _memory: &Pool) -> Result<(), Refused> {
+        Err(Refusal::Unsupported.because("this shard copies what is pushed"))
     }
 
     /// Decides how to answer a pull.
     ///
     /// # Errors
     /// The reason why it cannot be answered.
-    fn pull(&mut self, request: &Request<'_>) -> Result<Pulled<'_>, String>;
+    fn pull(&mut self, request: &Request<'_>) -> Result<Pulled<'_>, Refused>;
 
     /// Writes the answer to the last [`Shard::pull`]; `into` is 8-byte aligned.
     fn read(&mut self, request: &Request<'_>, into: &mut [u8]);
@@ -185,8 +186,8 @@ pub trait Shard {
         _from: u64,
         _bytes_max: usize,
         _extract: &mut Extract,
-    ) -> Result<Option<u64>, String> {
-        Err("shards of this table's handle cannot be moved".to_owned())
+    ) -> Result<Option<u64>, Refused> {
+        Err(Refusal::Unsupported.because("shards of this table's handle cannot be moved"))
     }
 
     /// As [`Shard::give`], the rows of these sorted keys alone; returns whether all of them have
@@ -219,8 +220,8 @@ pub trait Shard {
         _lengths: &[u32],
         _values: &[u8],
         _memory: &Pool,
-    ) -> Result<(), String> {
-        Err("shards of this table's handle cannot be moved".to_owned())
+    ) -> Result<(), Refused> {
+        Err(Refusal::Unsupported.because("shards of this table's handle cannot be moved"))
     }
 
     /// Most bytes of the shard's image, if it is moved and copied by that; all shards of a handle
@@ -237,16 +238,16 @@ pub trait Shard {
     ///
     /// # Errors
     /// The reason why the image is invalid, or that memory is short. The shard is not used then.
-    fn restore(&mut self, _image: &[u8], _memory: &Pool) -> Result<(), String> {
-        Err("shards of this table's handle have no image".to_owned())
+    fn restore(&mut self, _image: &[u8], _memory: &Pool) -> Result<(), Refused> {
+        Err(Refusal::Unsupported.because("shards of this table's handle have no image"))
     }
 
     /// Removes the rows of those of the sorted `keys` that have one. They read as new from then on.
     ///
     /// # Errors
     /// The reason why such shards keep all rows, or that memory is short; nothing is removed then.
-    fn remove(&mut self, _keys: &[u64]) -> Result<(), String> {
-        Err("shards of this table's handle keep all rows".to_owned())
+    fn remove(&mut self, _keys: &[u64]) -> Result<(), Refused> {
+        Err(Refusal::Unsupported.because("shards of this table's handle keep all rows"))
     }
 
     /// The keys of the rows that the last push has removed, though it was refused; once. Copies of
@@ -274,7 +275,7 @@ pub trait Shard {
     ///
     /// # Errors
     /// As [`Shard::push`].
-    fn repeat(&mut self, request: &Request<'_>, memory: &Pool) -> Result<(), String> {
+    fn repeat(&mut self, request: &Request<'_>, memory: &Pool) -> Result<(), Refused> {
         self.push(request, memory)
     }
 
@@ -289,7 +290,7 @@ pub trait Shard {
     ///
     /// # Errors
     /// The reason why the command is invalid.
-    fn command(&mut self, _sender: u32, _body: &[u8]) -> Result<Vec<u8>, String> {
-        Err("this table's handle takes no commands".to_owned())
+    fn command(&mut self, _sender: u32, _body: &[u8]) -> Result<Vec<u8>, Refused> {
+        Err(Refusal::Unsupported.because("this table's handle takes no commands"))
     }
 }

@@ -14,6 +14,7 @@ use super::handle::{Number, Origin, Rule};
 use super::index::{Index, NO_ROW};
 use super::initial::Start;
 use super::shard::{Extract, Pulled, Request, Shard};
+use crate::refusal::{Refusal, Refused};
 use crate::table::{SHARED_BYTES_MIN, Store, TableSpec};
 
 /// Most bytes of a shard of a dense table, all of whose rows exist from the start.
@@ -49,9 +50,9 @@ fn account(spec: &TableSpec, memory: &Pool) -> Account {
 
 /// The accounts of a table's index and of its other unregistered memory: its lists, and room to
 /// find [`FOUND_MIN`] keys.
-pub(super) fn accounts(spec: &TableSpec, memory: &Pool) -> Result<[Account; 2], String> {
+pub(super) fn accounts(spec: &TableSpec, memory: &Pool) -> Result<[Account; 2], Refused> {
     let mut others = account(spec, memory);
-    others.set(FOUND_MIN * FOUND_BYTES).map_err(|error| error.to_string())?;
+    others.set(FOUND_MIN * FOUND_BYTES)?;
     Ok([account(spec, memory), others])
 }
 
@@ -61,8 +62,8 @@ pub(super) fn make_room_to_find(
     memory: &mut Account,
     room: &mut usize,
     keys: usize,
-) -> Result<(), String> {
-    memory.add((keys - *room) * FOUND_BYTES).map_err(|error| error.to_string())?;
+) -> Result<(), Refused> {
+    memory.add((keys - *room) * FOUND_BYTES)?;
     *room = keys;
     Ok(())
 }
@@ -84,7 +85,7 @@ impl<V: Number, R: Rule<V>> Rows<V, R> {
         rule: R,
         start: Start<V>,
         memory: &Pool,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, Refused> {
         let [index, others] = accounts(spec, memory)?;
         let keys = match spec.store {
             Store::Dense => Keys::Dense(range),
@@ -104,10 +105,10 @@ impl<V: Number, R: Rule<V>> Rows<V, R> {
             let bytes = range.count() * row_bytes as u128;
             let bytes_max = DENSE_BYTES_MAX.min(memory.bytes_left() as u128);
             if bytes > bytes_max || range.count() >= u128::from(NO_ROW) {
-                return Err(format!(
+                return Err(Refusal::Memory.because(format!(
                     "a dense shard of {} rows with {row_bytes} bytes each is over {bytes_max} bytes (make it sparse, or raise CARAVAN_MEMORY)",
                     range.count()
-                ));
+                )));
             }
             let rows = range.count() as usize;
             let all = range.begin()..=range.last();
@@ -130,7 +131,7 @@ impl<V: Number, R: Rule<V>> Rows<V, R> {
         (rows, used): (impl Iterator<Item = u32>, usize),
         keys: impl Iterator<Item = u64>,
         memory: &Pool,
-    ) -> Result<(), String> {
+    ) -> Result<(), Refused> {
         let hidden = self.hidden();
         self.chunks.grow(count, hidden, &mut self.memory, memory)?;
         let is_filled = hidden == 0 && self.start.is_zero();
@@ -148,7 +149,7 @@ impl<V: Number, R: Rule<V>> Rows<V, R> {
     /// Forgets the previous request's rows, and charges memory for this one's, unless its list of
     /// keys holds them.
     #[inline]
-    fn begin_to_find(&mut self, request: &Request<'_>) -> Result<(), String> {
+    fn begin_to_find(&mut self, request: &Request<'_>) -> Result<(), Refused> {
         self.found.forget();
         let keys = request.keys.len();
         if keys > self.found_max && request.rows.is_none() {
@@ -200,7 +201,7 @@ impl<V: Number, R: Rule<V>> Rows<V, R> {
 
     /// Finds the rows of a pull; returns the first one if all are consecutive in one chunk.
     #[inline(never)]
-    fn find_run(&mut self, request: &Request<'_>) -> Result<Option<u32>, String> {
+    fn find_run(&mut self, request: &Request<'_>) -> Result<Option<u32>, Refused> {
         self.begin_to_find(request)?;
         Ok(self.with_found(request, |rows, found| {
             rows.find(request.keys, found);
@@ -214,7 +215,7 @@ impl<V: Number, R: Rule<V>> Rows<V, R> {
         keys: &[u64],
         found: &mut Found,
         memory: &Pool,
-    ) -> Result<(), String> {
+    ) -> Result<(), Refused> {
         self.find(keys, found);
         if found.missing() == 0 {
             return Ok(());
@@ -223,7 +224,7 @@ impl<V: Number, R: Rule<V>> Rows<V, R> {
             let new = keys.iter().zip(&*rows).filter(|(_, row)| **row == NO_ROW);
             self.make_next_rows(missing, new.map(|(key, _)| *key), memory)?;
             let Keys::Sparse(index) = &mut self.keys else { return Ok(()) };
-            index.insert(keys, rows, missing).map_err(|error| error.to_string())
+            index.insert(keys, rows, missing).map_err(Refused::from)
         })
     }
 
@@ -234,12 +235,14 @@ impl<V: Number, R: Rule<V>> Rows<V, R> {
         missing: usize,
         keys: impl Iterator<Item = u64>,
         memory: &Pool,
-    ) -> Result<(), String> {
+    ) -> Result<(), Refused> {
         let Keys::Sparse(index) = &self.keys else { return Ok(()) };
         let (rows, used) = index.next_rows(missing);
         let count = index.rows() + missing - used;
         if count >= NO_ROW as usize {
-            return Err(format!("a shard holds at most {NO_ROW} rows"));
+            return Err(
+                Refusal::Unsupported.because(format!("a shard holds at most {NO_ROW} rows"))
+            );
         }
         self.make_rows(count, (rows, used), keys, memory)
     }
@@ -254,7 +257,7 @@ impl<V: Number, R: Rule<V>> Rows<V, R> {
     }
 
     #[inline]
-    fn row_or_insert(&mut self, key: u64, memory: &Pool) -> Result<u32, String> {
+    fn row_or_insert(&mut self, key: u64, memory: &Pool) -> Result<u32, Refused> {
         match self.row(key) {
             Some(row) => Ok(row),
             None => self.insert(key, memory),
@@ -263,11 +266,11 @@ impl<V: Number, R: Rule<V>> Rows<V, R> {
 
     /// Inserts a row for a key that has none.
     #[inline(never)] // most keys have one
-    fn insert(&mut self, key: u64, memory: &Pool) -> Result<u32, String> {
+    fn insert(&mut self, key: u64, memory: &Pool) -> Result<u32, Refused> {
         self.make_next_rows(1, once(key), memory)?;
         let mut row = [NO_ROW];
         if let Keys::Sparse(index) = &mut self.keys {
-            index.insert(&[key], &mut row, 1).map_err(|error| error.to_string())?;
+            index.insert(&[key], &mut row, 1)?;
         }
         Ok(row[0])
     }
@@ -280,7 +283,7 @@ impl<V: Number, R: Rule<V>> Rows<V, R> {
         key: u64,
         pushed: &[V],
         memory: &Pool,
-    ) -> Result<(), String> {
+    ) -> Result<(), Refused> {
         let row = self.row_or_insert(key, memory)?;
         let hidden = self.hidden();
         let row = self.chunks.row_mut(row, hidden, memory)?;
@@ -296,7 +299,7 @@ impl<V: Number, R: Rule<V>> Rows<V, R> {
         found: &Found,
         pushed: &[V],
         memory: &Pool,
-    ) -> Result<(), String> {
+    ) -> Result<(), Refused> {
         let shift = self.chunks.shift();
         let width = self.chunks.width();
         let hidden_width = self.hidden();
@@ -416,16 +419,16 @@ fn apply_run<V, R: Rule<V>>(
 }
 
 impl<V: Number, R: Rule<V>> Shard for Rows<V, R> {
-    fn push(&mut self, request: &Request<'_>, memory: &Pool) -> Result<(), String> {
+    fn push(&mut self, request: &Request<'_>, memory: &Pool) -> Result<(), Refused> {
         let keys = request.keys;
         let expected = keys.len() * self.chunks.row_bytes();
         let pushed = V::view(request.values).filter(|_| request.values.len() == expected);
         let Some(pushed) = pushed else {
-            return Err(format!(
+            return Err(Refusal::Shape.because(format!(
                 "a push of {} keys takes {expected} bytes, not {}",
                 keys.len(),
                 request.values.len()
-            ));
+            )));
         };
         if let [key] = keys {
             return self.push_one(request.origin(), *key, pushed, memory);
@@ -449,13 +452,13 @@ impl<V: Number, R: Rule<V>> Shard for Rows<V, R> {
         is_plain && is_whole && request.keys.len() == 1 && row_bytes >= SHARED_BYTES_MIN
     }
 
-    fn adopt(&mut self, key: u64, values: Buffer, memory: &Pool) -> Result<(), String> {
+    fn adopt(&mut self, key: u64, values: Buffer, memory: &Pool) -> Result<(), Refused> {
         let row = self.row_or_insert(key, memory)?;
         self.chunks.replace(row, values);
         Ok(())
     }
 
-    fn pull(&mut self, request: &Request<'_>) -> Result<Pulled<'_>, String> {
+    fn pull(&mut self, request: &Request<'_>) -> Result<Pulled<'_>, Refused> {
         let bytes = request.keys.len() * self.chunks.row_bytes();
         let row = match *request.keys {
             [key] => self.row(key),
@@ -474,7 +477,7 @@ impl<V: Number, R: Rule<V>> Shard for Rows<V, R> {
         from: u64,
         bytes_max: usize,
         extract: &mut Extract,
-    ) -> Result<Option<u64>, String> {
+    ) -> Result<Option<u64>, Refused> {
         let hidden = self.hidden();
         let mut rows: Box<dyn Iterator<Item = (u64, u32)>> = match &self.keys {
             Keys::Dense(range) => {
@@ -517,16 +520,16 @@ impl<V: Number, R: Rule<V>> Shard for Rows<V, R> {
         _lengths: &[u32],
         values: &[u8],
         memory: &Pool,
-    ) -> Result<(), String> {
+    ) -> Result<(), Refused> {
         let hidden = self.hidden();
         let shown_bytes = self.chunks.row_bytes();
         let row_bytes = shown_bytes + hidden * size_of::<R::Hidden>();
         if values.len() != keys.len() * row_bytes {
-            return Err(format!(
+            return Err(Refusal::Shape.because(format!(
                 "{} rows of {row_bytes} bytes came with {} bytes",
                 keys.len(),
                 values.len()
-            ));
+            )));
         }
         if keys.len() > self.found_max {
             make_room_to_find(&mut self.memory, &mut self.found_max, keys.len())?;
@@ -546,10 +549,12 @@ impl<V: Number, R: Rule<V>> Shard for Rows<V, R> {
         Ok(())
     }
 
-    fn remove(&mut self, keys: &[u64]) -> Result<(), String> {
+    fn remove(&mut self, keys: &[u64]) -> Result<(), Refused> {
         match &mut self.keys {
-            Keys::Dense(_) => Err("a dense table has all of its rows".to_owned()),
-            Keys::Sparse(index) => index.remove(keys, |_| {}).map_err(|error| error.to_string()),
+            Keys::Dense(_) => {
+                Err(Refusal::Unsupported.because("a dense table has all of its rows"))
+            }
+            Keys::Sparse(index) => index.remove(keys, |_| {}).map_err(Refused::from),
         }
     }
 

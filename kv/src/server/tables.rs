@@ -48,6 +48,7 @@ use super::shard::Request;
 use crate::consistency::Admission;
 use crate::filter::{FILTERED, List};
 use crate::op::{BITS, FINISHES, Op};
+use crate::refusal::{Refusal, Refused};
 use crate::table::TableSpec;
 
 /// All tables, and one thread's shards of them.
@@ -135,14 +136,14 @@ impl Tables {
             return trouble;
         }
         Trouble::Refused(match self.known.get(&number) {
-            None if self.index >= self.count => format!(
+            None if self.index >= self.count => Refusal::Lost.because(format!(
                 "the shard of key {key} of table number {number} is lost: this thread has joined \
                  later, and was given no copy before the others were lost"
-            ),
-            None => format!("table number {number} is unknown here (create it first)"),
-            Some(known) => {
-                format!("key {key} of table {} is not this thread's", known.spec.name)
-            }
+            )),
+            None => Refusal::Unsupported
+                .because(format!("table number {number} is unknown here (create it first)")),
+            Some(known) => Refusal::Key
+                .because(format!("key {key} of table {} is not this thread's", known.spec.name)),
         })
     }
 
@@ -234,7 +235,9 @@ impl Tables {
         admitted: Admitted,
     ) -> Result<Step, Trouble> {
         let Some(Op::Push) = Op::from_raw(message.op() & !BITS) else {
-            return Err(format!("there is no operation {}", message.op()).into());
+            return Err(Refusal::Unsupported
+                .because(format!("there is no operation {}", message.op()))
+                .into());
         };
         let (clock, raw) = (message.clock(), message.op());
         let (table, key) = (message.table(), message.range().begin());
@@ -402,7 +405,7 @@ impl Tables {
         let Ok(entry) = self.find(table, key) else { return };
         if let Err(reason) = apply(lanes.memory(), entry, waiting) {
             let worker = waiting.worker;
-            tracing::warn!(worker, reason, "a push of a lost worker cannot be applied");
+            tracing::warn!(worker, %reason, "a push of a lost worker cannot be applied");
         }
     }
 
@@ -511,7 +514,7 @@ fn keep(
     entry: &mut Replica,
     reply_to: ReplyTo,
     request: &Request<'_>,
-) -> Result<(), String> {
+) -> Result<(), Refused> {
     entry.check_keeps()?;
     let token = owed.enter(reply_to);
     entry.shard.keep(request, token, &mut owed.answers(lanes));
@@ -524,10 +527,14 @@ fn keep(
 #[cold]
 fn check_block(op: Op, entry: &Replica) -> Result<(), Trouble> {
     if !op.pushes() {
-        return Err(format!("there is no operation {}", op as u8 | FILTERED).into());
+        return Err(Refusal::Unsupported
+            .because(format!("there is no operation {}", op as u8 | FILTERED))
+            .into());
     }
     match entry.filters {
-        None => Err("its values came filtered, and the table has no filters".to_owned().into()),
+        None => Err(Refusal::Unsupported
+            .because("its values came filtered, and the table has no filters")
+            .into()),
         Some(_) => Ok(()),
     }
 }

@@ -9,6 +9,7 @@ use super::index::Index;
 use super::initial::Start;
 use super::shard::{Extract, Pulled, Request, Shard};
 use super::store::{FOUND_BYTES, FOUND_MIN, accounts, make_room_to_find};
+use crate::refusal::{Refusal, Refused};
 use crate::table::TableSpec;
 
 /// Bytes that the allocator adds to a row's values.
@@ -36,7 +37,7 @@ impl<V: Number, R: Rule<V>> VaryingRows<V, R> {
         rule: R,
         start: Start<V>,
         memory: &Pool,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, Refused> {
         let [index, others] = accounts(spec, memory)?;
         Ok(VaryingRows {
             index: Index::new(index),
@@ -51,7 +52,7 @@ impl<V: Number, R: Rule<V>> VaryingRows<V, R> {
     }
 
     /// Stores the rows of `keys` in `self.rows`; returns how many are missing.
-    fn find(&mut self, keys: &[u64]) -> Result<usize, String> {
+    fn find(&mut self, keys: &[u64]) -> Result<usize, Refused> {
         if keys.len() > self.found_max {
             make_room_to_find(&mut self.memory, &mut self.found_max, keys.len())?;
         }
@@ -65,13 +66,13 @@ impl<V: Number, R: Rule<V>> VaryingRows<V, R> {
     }
 
     /// Checks that rows can take the pushed lengths.
-    fn check_lengths(&self, request: &Request<'_>) -> Result<(), String> {
+    fn check_lengths(&self, request: &Request<'_>) -> Result<(), Refused> {
         for ((&row, &key), &length) in self.rows.iter().zip(request.keys).zip(request.lengths) {
             let stored = self.stored(row).len();
             if stored != 0 && stored != length as usize && !R::REPLACES {
-                return Err(format!(
+                return Err(Refusal::Shape.because(format!(
                     "key {key} holds {stored} values, so {length} cannot be combined with them"
-                ));
+                )));
             }
         }
         Ok(())
@@ -111,23 +112,24 @@ fn row_bytes<V: Number>(values: usize) -> usize {
 }
 
 impl<V: Number, R: Rule<V>> Shard for VaryingRows<V, R> {
-    fn push(&mut self, request: &Request<'_>, _memory: &Pool) -> Result<(), String> {
+    fn push(&mut self, request: &Request<'_>, _memory: &Pool) -> Result<(), Refused> {
         let total: usize = request.lengths.iter().map(|&n| n as usize).sum();
-        let mut pushed = V::view(request.values).ok_or("the values do not fit the table's type")?;
+        let mut pushed = V::view(request.values)
+            .ok_or_else(|| Refusal::Shape.because("the values do not fit the table's type"))?;
         if request.lengths.len() != request.keys.len() || pushed.len() != total {
-            return Err(format!(
+            return Err(Refusal::Shape.because(format!(
                 "a push of {} keys came with {} lengths, which add up to {total}, and {} values",
                 request.keys.len(),
                 request.lengths.len(),
                 pushed.len()
-            ));
+            )));
         }
         let missing = self.find(request.keys)?;
         self.check_lengths(request)?;
         let growth = self.growth(request.lengths);
         if missing > 0 || growth > 0 {
             let made = self.make_room(request.keys, missing, growth);
-            made.map_err(|error| error.to_string())?;
+            made?;
         }
         let origin = request.origin();
         for (at, row) in self.rows.iter().enumerate() {
@@ -150,7 +152,7 @@ impl<V: Number, R: Rule<V>> Shard for VaryingRows<V, R> {
         R::READS_ONCE
     }
 
-    fn pull(&mut self, request: &Request<'_>) -> Result<Pulled<'_>, String> {
+    fn pull(&mut self, request: &Request<'_>) -> Result<Pulled<'_>, Refused> {
         self.find(request.keys)?;
         let mut lengths = std::mem::take(&mut self.lengths);
         lengths.clear();
@@ -165,7 +167,7 @@ impl<V: Number, R: Rule<V>> Shard for VaryingRows<V, R> {
         from: u64,
         bytes_max: usize,
         extract: &mut Extract,
-    ) -> Result<Option<u64>, String> {
+    ) -> Result<Option<u64>, Refused> {
         let mut rows = self.index.from(from);
         for (key, row) in &mut rows {
             extract.keys.push(key);
@@ -184,14 +186,18 @@ impl<V: Number, R: Rule<V>> Shard for VaryingRows<V, R> {
         lengths: &[u32],
         values: &[u8],
         _memory: &Pool,
-    ) -> Result<(), String> {
+    ) -> Result<(), Refused> {
         let total: usize = lengths.iter().map(|&n| n as usize).sum();
         if lengths.len() != keys.len() || values.len() != total * V::BYTES {
-            return Err(format!("{} rows came with {} bytes", keys.len(), values.len()));
+            return Err(Refusal::Shape.because(format!(
+                "{} rows came with {} bytes",
+                keys.len(),
+                values.len()
+            )));
         }
         let missing = self.find(keys)?;
         let growth = self.growth(lengths);
-        self.make_room(keys, missing, growth).map_err(|error| error.to_string())?;
+        self.make_room(keys, missing, growth)?;
         let mut rest = values;
         for (&row, &length) in self.rows.iter().zip(lengths) {
             let (mine, others) = rest.split_at(length as usize * V::BYTES);
@@ -204,7 +210,7 @@ impl<V: Number, R: Rule<V>> Shard for VaryingRows<V, R> {
         Ok(())
     }
 
-    fn remove(&mut self, keys: &[u64]) -> Result<(), String> {
+    fn remove(&mut self, keys: &[u64]) -> Result<(), Refused> {
         let mut freed = 0;
         let stored = &mut self.stored;
         let removed = self.index.remove(keys, |row| {
@@ -212,7 +218,7 @@ impl<V: Number, R: Rule<V>> Shard for VaryingRows<V, R> {
             freed += row_bytes::<V>(row.capacity());
         });
         self.memory.release(freed);
-        removed.map_err(|error| error.to_string())
+        removed.map_err(Refused::from)
     }
 
     fn footprint(&self, rows: usize, values: usize) -> Option<usize> {

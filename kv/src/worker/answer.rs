@@ -12,6 +12,7 @@ use super::table::TableState;
 use crate::error::{Error, Result, with_sources};
 use crate::filter::{FILTERED, Outstanding};
 use crate::op::Op;
+use crate::refusal::{Refusal, Refused};
 use crate::server_address::ServerAddress;
 use crate::tracker::{Callback, Part, Progress};
 
@@ -155,7 +156,7 @@ impl Worker {
         let Some((progress, at)) = self.answered(server, timestamp) else { return };
         let timestamp = progress.timestamp;
         let outcome = match (message.kind(), progress.op, &mut progress.parts[at].into) {
-            (Kind::Failure, ..) => Err(String::from_utf8_lossy(message.values()).into_owned()),
+            (Kind::Failure, ..) => Err(Refused::read(&message)),
             (_, op, _) if op.is_bare() => Ok(()),
             (.., Some(into)) => fill(into, message.values()),
             (.., None) => keep(progress, at, message),
@@ -193,7 +194,7 @@ impl Worker {
             Err(reason) => {
                 if let Some((progress, _)) = self.answered(server, timestamp) {
                     let timestamp = progress.timestamp;
-                    let outcome = Err(format!("its answer can't be read: {reason}"));
+                    let outcome = Err(reason.of("its answer can't be read"));
                     self.conclude(server, timestamp, outcome);
                 }
             }
@@ -241,14 +242,14 @@ impl Worker {
     }
 
     /// Ends one server's part of a request.
-    pub(super) fn conclude(&mut self, server: usize, timestamp: u64, outcome: Result<(), String>) {
-        if let Err(reason) = outcome
+    pub(super) fn conclude(&mut self, server: usize, timestamp: u64, outcome: Result<(), Refused>) {
+        if let Err(Refused { kind, reason }) = outcome
             && let Some(progress) = self.tracker.progress(timestamp)
             && !progress.abandoned
         {
             let server = self.servers[server].at.name.clone();
             let what = progress.op.what();
-            progress.error.get_or_insert(Error::Refused { server, what, reason });
+            progress.error.get_or_insert(Error::Refused { server, what, kind, reason });
         }
         self.settle(timestamp);
     }
@@ -307,7 +308,7 @@ impl Worker {
 }
 
 /// Records values that a server has written to `memory`; fewer than all are an error.
-fn land(part: &mut Part, memory: Buffer, len: usize) -> Result<(), String> {
+fn land(part: &mut Part, memory: Buffer, len: usize) -> Result<(), Refused> {
     if len != memory.len() {
         return Err(wrong_bytes(len, memory.len()));
     }
@@ -316,7 +317,7 @@ fn land(part: &mut Part, memory: Buffer, len: usize) -> Result<(), String> {
 }
 
 /// Copies a server's values to their destination.
-fn fill(into: &mut Buffer, values: &[u8]) -> Result<(), String> {
+fn fill(into: &mut Buffer, values: &[u8]) -> Result<(), Refused> {
     if values.len() != into.len() {
         return Err(wrong_bytes(values.len(), into.len()));
     }
@@ -325,7 +326,7 @@ fn fill(into: &mut Buffer, values: &[u8]) -> Result<(), String> {
 }
 
 /// Keeps the answer to part `at` until all answers have come.
-fn keep(progress: &mut Progress, at: usize, message: Message) -> Result<(), String> {
+fn keep(progress: &mut Progress, at: usize, message: Message) -> Result<(), Refused> {
     let Part { keys, bytes, .. } = progress.parts[at];
     let found = message.values().len();
     let lengths = message.lengths().len();
@@ -333,9 +334,9 @@ fn keep(progress: &mut Progress, at: usize, message: Message) -> Result<(), Stri
         return Err(wrong_bytes(found, bytes));
     }
     if bytes == 0 && !progress.op.has_replies() && lengths != keys {
-        return Err(format!(
+        return Err(Refusal::Internal.because(format!(
             "it answered with lengths for {lengths} keys where {keys} were asked for"
-        ));
+        )));
     }
     if progress.messages.len() <= at {
         progress.messages.resize_with(at + 1, || None);
@@ -344,8 +345,9 @@ fn keep(progress: &mut Progress, at: usize, message: Message) -> Result<(), Stri
     Ok(())
 }
 
-fn wrong_bytes(found: usize, asked: usize) -> String {
-    format!("it answered with {found} bytes of values where {asked} were asked for")
+fn wrong_bytes(found: usize, asked: usize) -> Refused {
+    Refusal::Internal
+        .because(format!("it answered with {found} bytes of values where {asked} were asked for"))
 }
 
 /// Joins the parts of a request and runs its callback.

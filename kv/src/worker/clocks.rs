@@ -9,6 +9,7 @@ use super::table::TableState;
 use super::{Table, Worker};
 use crate::error::{Error, Result};
 use crate::op::Op;
+use crate::refusal::Refusal;
 use crate::tracker::Timestamp;
 
 impl Worker {
@@ -73,6 +74,7 @@ impl Worker {
         clocks.collect::<Result<_, _>>().map_err(|_| Error::Refused {
             server: "a server".to_owned(),
             what: op.what(),
+            kind: Refusal::Internal,
             reason: "its answer is no clock".to_owned(),
         })
     }

@@ -25,6 +25,7 @@ use super::{Table, Worker};
 use crate::error::Result;
 use crate::map::Placed;
 use crate::op::Op;
+use crate::refusal::Refusal;
 use crate::server::{Destination, SentBack};
 use crate::tracker::Timestamp;
 
@@ -201,7 +202,7 @@ impl Worker {
         let request = progress.timestamp;
         let (Some(table), Some(shard), Some((head, body))) = (table, shard, back) else {
             self.tracker.answered(timestamp, server);
-            let reason = "it sent a request back without its new owner".to_owned();
+            let reason = Refusal::Internal.because("it sent a request back without its new owner");
             return self.conclude(server, request, Err(reason));
         };
         let owner = self.tables[table].map.shards()[shard].server;

@@ -20,6 +20,7 @@ use crate::filter::AtWorker;
 use crate::map::{Created, Map, Numbered};
 use crate::node::within;
 use crate::op::Op;
+use crate::refusal::Refusal;
 use crate::table::{TableSpec, ValueType};
 
 impl Worker {
@@ -395,6 +396,7 @@ impl Worker {
         serde_json::from_slice(reply).map_err(|error| Error::Refused {
             server: self.servers[server].at.name.clone(),
             what: op.what(),
+            kind: Refusal::Internal,
             reason: format!("its answer can't be read: {error}"),
         })
     }

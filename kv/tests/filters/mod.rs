@@ -273,7 +273,7 @@ fn blocks_that_are_none_are_refused_and_the_lane_lives() {
         let values = Values::Copied(block);
         let draft = Draft { op, table, keys: &[1, 2], values, ..Draft::new(Kind::Request) };
         let text = client.ask(draft).unwrap_err();
-        assert!(text.contains(says), "table {table}, op {op:#x}: {text}");
+        assert!(text.reason.contains(says), "table {table}, op {op:#x}: {text}");
     }
     let draft = Draft {
         op: push | filtered,

@@ -8,7 +8,7 @@ use std::hash::Hash;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use caravan_kv::consistency::{
-    Access, Controller, DataCentric, Members, Parked, Refusal, Verdict, WaitReason,
+    Access, Controller, DataCentric, Forbidden, Members, Parked, Verdict, WaitReason,
 };
 
 use super::program::{Form, Formula, Op, Program, Shape, admitted, allowed, join_all};
@@ -132,7 +132,7 @@ impl Controller for Protocol {
         &mut self.members
     }
 
-    fn announce(&mut self, _access: &Access<'_>) -> Result<(), Refusal> {
+    fn announce(&mut self, _access: &Access<'_>) -> Result<(), Forbidden> {
         Ok(())
     }
 

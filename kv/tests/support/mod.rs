@@ -19,7 +19,7 @@ use caravan_kv::consistency::Admission;
 use caravan_kv::filter::Traffic;
 use caravan_kv::node::{Role, open};
 use caravan_kv::server::{Pulled, Request};
-use caravan_kv::{Handles, ServerAddress, ServerThread, Shard, Van, Worker};
+use caravan_kv::{Handles, Refusal, Refused, ServerAddress, ServerThread, Shard, Van, Worker};
 use caravan_van::{Endpoint, Identity, Pool, VanConfig};
 
 pub(crate) use vans::{any, auto_may_take, node, rdma, runs_over, vans};
@@ -114,12 +114,12 @@ impl Shard for Clocked {
         self.clock.get()
     }
 
-    fn push(&mut self, _request: &Request<'_>, _memory: &Pool) -> Result<(), String> {
+    fn push(&mut self, _request: &Request<'_>, _memory: &Pool) -> Result<(), Refused> {
         self.clock.set(self.clock.get() + 1);
         Ok(())
     }
 
-    fn pull(&mut self, request: &Request<'_>) -> Result<Pulled<'_>, String> {
+    fn pull(&mut self, request: &Request<'_>) -> Result<Pulled<'_>, Refused> {
         self.pulls += 1;
         if request.keys.first() == Some(&5) {
             self.clock.set(self.clock.get() + 1);
@@ -131,9 +131,9 @@ impl Shard for Clocked {
         into.chunks_exact_mut(8).for_each(|row| row.copy_from_slice(&self.pulls.to_le_bytes()));
     }
 
-    fn command(&mut self, sender: u32, body: &[u8]) -> Result<Vec<u8>, String> {
+    fn command(&mut self, sender: u32, body: &[u8]) -> Result<Vec<u8>, Refused> {
         match body {
-            b"no" => Err("it said no".to_owned()),
+            b"no" => Err(Refusal::Shape.because("it said no")),
             b"pulls" => Ok(self.pulls.to_string().into_bytes()),
             _ => Ok([format!("{sender}:").as_bytes(), body].concat()),
         }

@@ -1,6 +1,7 @@
 //! Own filters for tests.
 
 use caravan_kv::filter::{Filter, OwnFilters};
+use caravan_kv::{Refusal, Refused};
 
 /// Leaves out bytes at the end that are 0.
 struct Trim;
@@ -12,8 +13,10 @@ impl Filter for Trim {
         end < bytes.len()
     }
 
-    fn decode(&mut self, bytes: &[u8], into: &mut [u8]) -> Result<(), String> {
-        let place = into.get_mut(..bytes.len()).ok_or("it is longer than its values")?;
+    fn decode(&mut self, bytes: &[u8], into: &mut [u8]) -> Result<(), Refused> {
+        let place = into
+            .get_mut(..bytes.len())
+            .ok_or_else(|| Refusal::Shape.because("it is longer than its values"))?;
         place.copy_from_slice(bytes);
         Ok(())
     }
@@ -28,9 +31,13 @@ impl Filter for Turn {
         true
     }
 
-    fn decode(&mut self, bytes: &[u8], into: &mut [u8]) -> Result<(), String> {
+    fn decode(&mut self, bytes: &[u8], into: &mut [u8]) -> Result<(), Refused> {
         if bytes.len() != into.len() {
-            return Err(format!("{} bytes came for {}", bytes.len(), into.len()));
+            return Err(Refusal::Shape.because(format!(
+                "{} bytes came for {}",
+                bytes.len(),
+                into.len()
+            )));
         }
         into.iter_mut().zip(bytes.iter().rev()).for_each(|(to, from)| *to = *from);
         Ok(())

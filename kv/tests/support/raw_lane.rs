@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use caravan_kv::{Refusal, Refused};
 use caravan_van::wire::{Coding, Kind};
 use caravan_van::{Arrival, Draft, Endpoint, PeerId};
 
@@ -26,7 +27,7 @@ impl RawLane {
     }
 
     /// What the server answers: nothing, or why it refuses.
-    pub(crate) fn ask(&mut self, draft: Draft<'_>) -> Result<(), String> {
+    pub(crate) fn ask(&mut self, draft: Draft<'_>) -> Result<(), Refused> {
         self.timestamp += 1;
         let draft = Draft { timestamp: self.timestamp, ..draft };
         self.endpoint.lanes.post(self.peer, draft, &mut self.coding).unwrap();
@@ -37,7 +38,8 @@ impl RawLane {
                     let message = self.endpoint.pop().unwrap();
                     return match message.kind() {
                         Kind::Failure => {
-                            Err(String::from_utf8_lossy(message.values()).into_owned())
+                            let why = String::from_utf8_lossy(message.values()).into_owned();
+                            Err(Refusal::from_number(message.command()).because(why))
                         }
                         _ => Ok(()),
                     };

@@ -2,7 +2,7 @@
 
 use caravan_kv::consistency::Admission;
 use caravan_kv::server::{Pulled, Request};
-use caravan_kv::{Handles, Shard, Table, TableSpec, ValueType, Worker};
+use caravan_kv::{Handles, Refusal, Refused, Shard, Table, TableSpec, ValueType, Worker};
 use caravan_van::{KeyRange, Pool};
 
 /// Counts commands. A pull waits until there were as many as its clock says.
@@ -27,18 +27,18 @@ impl Shard for Ticks {
         self.count
     }
 
-    fn push(&mut self, _request: &Request<'_>, _memory: &Pool) -> Result<(), String> {
-        Err("ticks are commands".to_owned())
+    fn push(&mut self, _request: &Request<'_>, _memory: &Pool) -> Result<(), Refused> {
+        Err(Refusal::Shape.because("ticks are commands"))
     }
 
-    fn pull(&mut self, _request: &Request<'_>) -> Result<Pulled<'_>, String> {
+    fn pull(&mut self, _request: &Request<'_>) -> Result<Pulled<'_>, Refused> {
         self.answer = self.count.to_le_bytes();
         Ok(Pulled::Stored(&self.answer))
     }
 
     fn read(&mut self, _request: &Request<'_>, _into: &mut [u8]) {}
 
-    fn command(&mut self, _sender: u32, _body: &[u8]) -> Result<Vec<u8>, String> {
+    fn command(&mut self, _sender: u32, _body: &[u8]) -> Result<Vec<u8>, Refused> {
         self.count += 1;
         Ok(self.count.to_le_bytes().to_vec())
     }
@@ -52,7 +52,7 @@ impl Shard for Ticks {
         image.resize(IMAGE_BYTES, self.count as u8);
     }
 
-    fn restore(&mut self, image: &[u8], _memory: &Pool) -> Result<(), String> {
+    fn restore(&mut self, image: &[u8], _memory: &Pool) -> Result<(), Refused> {
         assert_eq!(self.count, 0, "it is new");
         let (count, rest) = image.split_first_chunk().expect("it is whole");
         self.count = u64::from_le_bytes(*count);

@@ -4,6 +4,7 @@
 //! What is read was written by another server. A list says how long it is, and a reader takes no
 //! longer one than there are bytes; whoever reads checks what the numbers mean.
 
+use caravan_kv::{Refusal, Refused};
 use std::time::Duration;
 
 use caravan_van::Value;
@@ -68,39 +69,36 @@ impl<'a> Writer<'a> {
 /// Reads an image.
 pub(crate) struct Reader<'a>(&'a [u8]);
 
-/// Why an image cannot be read.
-const CUT_OFF: &str = "the image of a shard is cut off";
-
 impl<'a> Reader<'a> {
     pub(crate) fn of(image: &'a [u8]) -> Self {
         Reader(image)
     }
 
-    fn raw(&mut self, len: u64, bytes: usize) -> Result<&'a [u8], String> {
+    fn raw(&mut self, len: u64, bytes: usize) -> Result<&'a [u8], Refused> {
         let len = usize::try_from(len).ok().and_then(|len| len.checked_mul(bytes));
         let split = len.and_then(|len| self.0.split_at_checked(len));
-        let (bytes, rest) = split.ok_or(CUT_OFF)?;
+        let (bytes, rest) = split.ok_or_else(cut_off)?;
         self.0 = rest;
         Ok(bytes)
     }
 
-    pub(crate) fn number(&mut self) -> Result<u64, String> {
-        let bytes = self.raw(1, 8)?.try_into().map_err(|_| CUT_OFF)?;
+    pub(crate) fn number(&mut self) -> Result<u64, Refused> {
+        let bytes = self.raw(1, 8)?.try_into().map_err(|_| cut_off())?;
         Ok(u64::from_le_bytes(bytes))
     }
 
     /// The number of things that follow, each of which takes 8 bytes or more.
-    pub(crate) fn count(&mut self) -> Result<usize, String> {
+    pub(crate) fn count(&mut self) -> Result<usize, Refused> {
         let count = self.number()?;
         let most = (self.0.len() / 8) as u64;
-        if count > most { Err(CUT_OFF.to_owned()) } else { Ok(count as usize) }
+        if count > most { Err(cut_off()) } else { Ok(count as usize) }
     }
 
-    pub(crate) fn real(&mut self) -> Result<f64, String> {
+    pub(crate) fn real(&mut self) -> Result<f64, Refused> {
         self.number().map(f64::from_bits)
     }
 
-    pub(crate) fn list<V: Value>(&mut self) -> Result<Vec<V>, String> {
+    pub(crate) fn list<V: Value>(&mut self) -> Result<Vec<V>, Refused> {
         let len = self.number()?;
         let bytes = self.raw(len, V::BYTES)?;
         let mut list = vec![V::default(); bytes.len() / V::BYTES];
@@ -108,25 +106,26 @@ impl<'a> Reader<'a> {
         Ok(list)
     }
 
-    pub(crate) fn flags(&mut self) -> Result<&'a [u8], String> {
+    pub(crate) fn flags(&mut self) -> Result<&'a [u8], Refused> {
         let len = self.number()?;
         self.raw(len, 1)
     }
 
-    pub(crate) fn places(&mut self) -> Result<Vec<usize>, String> {
+    pub(crate) fn places(&mut self) -> Result<Vec<usize>, Refused> {
         let places = self.list::<u64>()?.into_iter().map(usize::try_from);
-        places.collect::<Result<_, _>>().map_err(|error| error.to_string())
+        places.collect::<Result<_, _>>().map_err(|_| cut_off())
     }
 
-    pub(crate) fn time(&mut self) -> Result<Duration, String> {
+    pub(crate) fn time(&mut self) -> Result<Duration, Refused> {
         self.number().map(Duration::from_nanos)
     }
 
     /// Checks that nothing is left.
-    pub(crate) fn end(self) -> Result<(), String> {
+    pub(crate) fn end(self) -> Result<(), Refused> {
         match self.0 {
             [] => Ok(()),
-            rest => Err(format!("{} bytes are behind the image of a shard", rest.len())),
+            rest => Err(Refusal::Internal
+                .because(format!("{} bytes are behind the image of a shard", rest.len()))),
         }
     }
 }
@@ -142,30 +141,39 @@ macro_rules! methods {
             $write(self, &mut $crate::copies::image::Writer::to(image));
         }
 
-        fn restore(&mut self, image: &[u8], _memory: &caravan_van::Pool) -> Result<(), String> {
+        fn restore(&mut self, image: &[u8], _memory: &caravan_van::Pool) -> Result<(), Refused> {
             $read(self, image)
         }
     };
 }
 pub(crate) use methods;
 
+/// The refusal of an image that says what no shard is.
+pub(crate) fn damaged(what: &str) -> Refused {
+    Refusal::Internal.because(format!("the image of a shard is damaged: {what}"))
+}
+
+fn cut_off() -> Refused {
+    Refusal::Internal.because("the image of a shard is cut off")
+}
+
 /// Checks what an image says.
-pub(crate) fn check(is_so: bool, what: &str) -> Result<(), String> {
+pub(crate) fn check(is_so: bool, what: &str) -> Result<(), Refused> {
     match is_so {
         true => Ok(()),
-        false => Err(format!("the image of a shard is damaged: {what}")),
+        false => Err(damaged(what)),
     }
 }
 
 /// Pairs of numbers.
-pub(crate) fn pairs<V: Value>(list: Vec<V>) -> Result<Vec<[V; 2]>, String> {
+pub(crate) fn pairs<V: Value>(list: Vec<V>) -> Result<Vec<[V; 2]>, Refused> {
     let (pairs, rest) = list.as_chunks::<2>();
     check(rest.is_empty(), "half a pair")?;
     Ok(pairs.to_vec())
 }
 
 /// Keys, strictly ascending.
-pub(crate) fn keys(reader: &mut Reader<'_>) -> Result<Vec<u64>, String> {
+pub(crate) fn keys(reader: &mut Reader<'_>) -> Result<Vec<u64>, Refused> {
     let keys: Vec<u64> = reader.list()?;
     check(keys.is_sorted_by(|a, b| a < b), "keys are not in order")?;
     Ok(keys)

@@ -3,6 +3,7 @@
 //! Path: worker: push > shard of the first server > **sums** > its copies.
 
 use caravan_kv::server::{Extract, Request};
+use caravan_kv::{Refusal, Refused};
 use caravan_van::Value;
 
 use crate::data::places;
@@ -34,14 +35,14 @@ impl<'a, V: Value> Summed<'a, V> {
     ///
     /// # Errors
     /// If it is cut off.
-    pub(crate) fn read(bytes: &'a [u8]) -> Result<Self, String> {
+    pub(crate) fn read(bytes: &'a [u8]) -> Result<Self, Refused> {
         let read = || {
             let (clock, rest) = bytes.split_first_chunk()?;
             let (parts, rest) = rest.split_first_chunk()?;
             let parts = usize::try_from(u64::from_le_bytes(*parts)).ok()?;
             Some(Summed { clock: u64::from_le_bytes(*clock), parts, values: V::view(rest)? })
         };
-        read().ok_or_else(|| "the sum of several pushes is cut off".to_owned())
+        read().ok_or_else(|| Refusal::Internal.because("the sum of several pushes is cut off"))
     }
 }
 

@@ -3,6 +3,7 @@
 //! Place: gradient > push > **coordinates** > pull > apply. Nothing is sent here; the step itself
 //! is in [`super::proximal`].
 
+use caravan_kv::{Refusal, Refused};
 use std::ops::Range;
 
 use super::blocks::KeyBlock;
@@ -104,11 +105,13 @@ impl BlockSum {
     }
 
     /// Reads the sums of a block of `len` coordinates.
-    pub(super) fn read(image: &mut Reader<'_>, len: usize) -> Result<BlockSum, String> {
+    pub(super) fn read(image: &mut Reader<'_>, len: usize) -> Result<BlockSum, Refused> {
         let (gradient, curvature) = (image.list()?, image.list()?);
         let flag = |flag: &u8| [Parts::All, Parts::Some, Parts::None].get(*flag as usize).copied();
         let parts: Option<Vec<Parts>> = image.flags()?.iter().map(flag).collect();
-        let parts = parts.ok_or("the image of a shard is damaged: a sum without its parts")?;
+        let parts = parts.ok_or_else(|| {
+            Refusal::Internal.because("the image of a shard is damaged: a sum without its parts")
+        })?;
         let sum = BlockSum { gradient, curvature, parts };
         let lengths = [sum.gradient.len(), sum.curvature.len(), sum.parts.len()];
         image::check(lengths == [len; 3], "sums of another block").map(|()| sum)
@@ -211,7 +214,7 @@ impl Coordinates {
     }
 
     /// Takes over coordinates with the same rule, whose λ may be another one.
-    pub(super) fn read(&mut self, image: &mut Reader<'_>) -> Result<(), String> {
+    pub(super) fn read(&mut self, image: &mut Reader<'_>) -> Result<(), Refused> {
         self.rule.lambda = image.real()?;
         self.steepest = image.real()?;
         self.keys = image::keys(image)?;

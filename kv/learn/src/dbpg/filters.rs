@@ -32,8 +32,8 @@
 
 use std::str::FromStr;
 
-use caravan_kv::Error;
 use caravan_kv::filter::{Draws, Filters as TableFilters, Flow, Stage, Traffic};
+use caravan_kv::{Error, Refused};
 use serde::{Deserialize, Serialize};
 
 use crate::copies::image::{Reader, Writer};
@@ -170,7 +170,7 @@ impl Lossy {
         image.number(seed);
     }
 
-    pub(super) fn read(image: &mut Reader<'_>) -> Result<Lossy, String> {
+    pub(super) fn read(image: &mut Reader<'_>) -> Result<Lossy, Refused> {
         Ok(Lossy { share: image.real()?, threshold: image.real()?, seed: image.number()? })
     }
 

@@ -424,7 +424,7 @@ fn ask(node: &mut WorkerNode, table: Table, command: &screen::Command) -> Result
     let body = serde_json::to_vec(command).map_err(|error| error.to_string())?;
     let asked = node.worker.command(table, &body);
     let answer = asked.and_then(|asked| node.worker.wait(asked));
-    screen::keys(&answer.map_err(|error| error.to_string())?.replies)
+    screen::keys(&answer.map_err(|error| error.to_string())?.replies).map_err(|why| why.reason)
 }
 
 /// Pushes bounds of columns.

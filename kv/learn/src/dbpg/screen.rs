@@ -29,7 +29,7 @@
 
 use caravan_kv::filter::Filters;
 use caravan_kv::server::{Pulled, Request};
-use caravan_kv::{TableSpec, ValueType};
+use caravan_kv::{Refusal, Refused, TableSpec, ValueType};
 use caravan_van::{Account, KeyRange, Pool, Value};
 use serde::{Deserialize, Serialize};
 
@@ -106,11 +106,12 @@ pub(super) enum Command {
 }
 
 /// The keys in all servers' answers to [`Command::Named`] or [`Command::Above`].
-pub(super) fn keys(replies: &[impl AsRef<[u8]>]) -> Result<Vec<u64>, String> {
+pub(super) fn keys(replies: &[impl AsRef<[u8]>]) -> Result<Vec<u64>, Refused> {
     let mut keys = Vec::new();
     for reply in replies {
-        unpack_keys(reply.as_ref(), &mut keys)
-            .ok_or("a server's list of screened keys is cut off or not sorted")?;
+        unpack_keys(reply.as_ref(), &mut keys).ok_or_else(|| {
+            Refusal::Internal.because("a server's list of screened keys is cut off or not sorted")
+        })?;
     }
     Ok(keys)
 }
@@ -182,8 +183,8 @@ impl Sums {
     ///
     /// # Errors
     /// The reason why it is none, or that there is no memory for it.
-    fn take(&mut self, bytes: &[u8]) -> Result<(), String> {
-        self.memory.set(bytes.len()).map_err(|error| error.to_string())?;
+    fn take(&mut self, bytes: &[u8]) -> Result<(), Refused> {
+        self.memory.set(bytes.len())?;
         let mut image = Reader::of(bytes);
         self.keys = image::keys(&mut image)?;
         self.bounds = image::pairs(image.list()?)?;
@@ -194,22 +195,27 @@ impl Sums {
 }
 
 impl caravan_kv::Shard for Sums {
-    fn push(&mut self, request: &Request<'_>, _memory: &Pool) -> Result<(), String> {
-        let values = f32::view(request.values).ok_or("bounds are pairs of f32")?;
+    fn push(&mut self, request: &Request<'_>, _memory: &Pool) -> Result<(), Refused> {
+        let values = f32::view(request.values)
+            .ok_or_else(|| Refusal::Shape.because("bounds are pairs of f32"))?;
         let (pairs, []) = values.as_chunks::<2>() else {
-            return Err(format!("{} bounds are no pairs", values.len()));
+            return Err(Refusal::Shape.because(format!("{} bounds are no pairs", values.len())));
         };
         if pairs.len() != request.keys.len() {
-            return Err(format!("{} keys came with {} bounds", request.keys.len(), pairs.len()));
+            return Err(Refusal::Shape.because(format!(
+                "{} keys came with {} bounds",
+                request.keys.len(),
+                pairs.len()
+            )));
         }
         if !pairs.as_flattened().iter().all(|bound| *bound >= 0.0) {
-            return Err("a bound must be 0 or more".to_owned());
+            return Err(Refusal::Shape.because("a bound must be 0 or more"));
         }
-        self.add(request.keys, pairs).map_err(|error| error.to_string())
+        self.add(request.keys, pairs).map_err(Refused::from)
     }
 
-    fn pull(&mut self, _request: &Request<'_>) -> Result<Pulled<'_>, String> {
-        Err("sums of bounds are not pulled".to_owned())
+    fn pull(&mut self, _request: &Request<'_>) -> Result<Pulled<'_>, Refused> {
+        Err(Refusal::Unsupported.because("sums of bounds are not pulled"))
     }
 
     fn read(&mut self, _request: &Request<'_>, _into: &mut [u8]) {
@@ -218,10 +224,10 @@ impl caravan_kv::Shard for Sums {
 
     image::methods!(Sums::write, Sums::take);
 
-    fn command(&mut self, _sender: u32, body: &[u8]) -> Result<Vec<u8>, String> {
+    fn command(&mut self, _sender: u32, body: &[u8]) -> Result<Vec<u8>, Refused> {
         let room = self.memory.check(self.keys.len() * ANSWER_BYTES);
-        room.map_err(|error| error.to_string())?;
-        match serde_json::from_slice(body).map_err(|error| error.to_string())? {
+        room?;
+        match serde_json::from_slice(body)? {
             Command::Named => Ok(pack_keys(self.keys.iter().copied())),
             Command::Above { lambda } => {
                 let sums = self.keys.iter().zip(&self.bounds);
@@ -305,6 +311,6 @@ mod tests {
         assert_eq!(ask(Command::Above { lambda: 4.0 }), [0, u64::MAX]);
         assert!(ask(Command::End).is_empty());
         assert!(ask(Command::Named).is_empty());
-        assert!(keys(&[[0x80]]).unwrap_err().contains("cut off"));
+        assert!(keys(&[[0x80]]).unwrap_err().reason.contains("cut off"));
     }
 }

@@ -19,6 +19,7 @@
 
 mod state;
 
+use caravan_kv::{Refusal, Refused};
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -139,18 +140,19 @@ impl Push {
         (keys, lengths, values): (&[u64], &[u32], &[f64]),
         rounds: bool,
         lossy: Lossy,
-    ) -> Result<Push, String> {
+    ) -> Result<Push, Refused> {
         let sane = lengths.iter().all(|&length| length == 0 || length == 2);
         let pairs = lengths.iter().filter(|&&length| length == 2).count();
         if !sane || lengths.len() != keys.len() || values.len() != 2 * pairs {
-            return Err(format!(
+            return Err(Refusal::Shape.because(format!(
                 "a push of {} keys came with {} values in {pairs} pairs",
                 keys.len(),
                 values.len()
-            ));
+            )));
         }
-        let positions = places(all, keys)
-            .ok_or("it pushes a key that it never announced, or of another block")?;
+        let positions = places(all, keys).ok_or_else(|| {
+            Refusal::Order.because("it pushes a key that it never announced, or of another block")
+        })?;
         let mut next = values.as_chunks::<2>().0.iter();
         let [mut gradient, mut curvature] = [Vec::new(), Vec::new()];
         let mut active = Vec::new();
@@ -159,7 +161,7 @@ impl Push {
             let pair = if length == 0 { None } else { next.next().copied() };
             let [g, u] = pair.unwrap_or_default();
             if !g.is_finite() || !u.is_finite() {
-                return Err(NOT_FINITE.to_owned());
+                return Err(Refusal::Shape.because(NOT_FINITE));
             }
             gradient.push(g);
             let is_rounded = rounds && pair.is_some();
@@ -200,7 +202,7 @@ impl Task {
 }
 
 impl Shard {
-    pub(crate) fn new(options: &Options, memory: &Pool) -> Result<Self, String> {
+    pub(crate) fn new(options: &Options, memory: &Pool) -> Result<Self, Refused> {
         let Options { lambda, l2, free, learning_rate, delta_init, delta_max, workers, .. } =
             *options;
         let sane = lambda >= 0.0
@@ -210,7 +212,9 @@ impl Shard {
             && delta_max > 0.0
             && workers > 0;
         if !sane {
-            return Err(format!("the settings of DBPG are invalid: {options:?}"));
+            return Err(
+                Refusal::Shape.because(format!("the settings of DBPG are invalid: {options:?}"))
+            );
         }
         let mut memory = Account::new(memory, "the coordinates of DBPG");
         charge(memory.add(options.blocks.len() * BLOCK_BYTES))?;
@@ -241,16 +245,17 @@ impl Shard {
     }
 
     /// Records a worker's keys, once, before the first pass.
-    fn announce(&mut self, sender: u32, keys: &[u64]) -> Result<(), String> {
+    fn announce(&mut self, sender: u32, keys: &[u64]) -> Result<(), Refused> {
         let known = self.announced.iter().any(|(worker, _)| *worker == sender);
         if !self.ranges.is_empty() || known {
-            return Err(format!(
+            return Err(Refusal::Order.because(format!(
                 "worker node {sender} has announced its keys before, or training has begun"
-            ));
+            )));
         }
         if self.announced.len() == self.workers {
             let workers = self.workers;
-            return Err(format!("all {workers} workers have announced their keys already"));
+            return Err(Refusal::Order
+                .because(format!("all {workers} workers have announced their keys already")));
         }
         // Both the former coordinates and the new ones exist for a moment.
         let before = self.state.keys().len();
@@ -284,16 +289,17 @@ impl Shard {
         lossy: Lossy,
         reset: bool,
         all: bool,
-    ) -> Result<(), String> {
+    ) -> Result<(), Refused> {
         if let Some(block) = blocks.iter().find(|&&block| block >= self.blocks.len()) {
-            return Err(format!("there is no block {block}, only {}", self.blocks.len()));
+            return Err(Refusal::Key
+                .because(format!("there is no block {block}, only {}", self.blocks.len())));
         }
         if first != self.clock + 1 || !self.tasks.is_empty() {
             let next = self.clock + 1;
-            return Err(format!(
+            return Err(Refusal::Order.because(format!(
                 "a pass begins at task {first}, but {} tasks are outstanding from {next} on",
                 self.tasks.len()
-            ));
+            )));
         }
         if self.ranges.is_empty() {
             self.settle();
@@ -325,24 +331,25 @@ impl Shard {
     }
 
     /// Adds one worker's push to the sum of its task, and steps the blocks that are complete.
-    fn add(&mut self, request: &Request<'_>) -> Result<(), String> {
+    fn add(&mut self, request: &Request<'_>) -> Result<(), Refused> {
         let task = self.task(request.clock)?;
-        let values = f64::view(request.values).ok_or("gradients are pairs of f64")?;
+        let values = f64::view(request.values)
+            .ok_or_else(|| Refusal::Shape.because("gradients are pairs of f64"))?;
         let range = self.ranges[self.tasks[task].block].clone();
         let numbers = (request.keys, request.lengths, values);
         let keys = &self.state.keys()[range.clone()];
         let push = Push::of(keys, numbers, self.rounds, self.lossy);
         let push = push.inspect_err(|why| {
-            if why == NOT_FINITE {
+            if why.reason == NOT_FINITE {
                 self.abandon();
             }
         })?;
         let Task { missing, sum, .. } = &self.tasks[task];
         let Ok(place) = missing.binary_search(&request.sender) else {
-            return Err(format!(
+            return Err(Refusal::Order.because(format!(
                 "worker node {} has pushed for task {} before",
                 request.sender, request.clock
-            ));
+            )));
         };
         let sum_bytes = if sum.is_none() { range.len() * BlockSum::BYTES } else { 0 };
         charge(self.memory.add(sum_bytes + push.bytes()))?;
@@ -356,7 +363,7 @@ impl Shard {
     }
 
     /// Takes the sum of all workers' pushes for a task, and steps the blocks that are complete.
-    fn take_sum(&mut self, keys: &[u64], lengths: &[u32], values: &[u8]) -> Result<(), String> {
+    fn take_sum(&mut self, keys: &[u64], lengths: &[u32], values: &[u8]) -> Result<(), Refused> {
         let Summed { clock, parts, values } = Summed::read(values)?;
         let task = self.task(clock)?;
         let range = self.ranges[self.tasks[task].block].clone();
@@ -364,10 +371,10 @@ impl Shard {
         let push = Push::of(&self.state.keys()[range.clone()], numbers, false, self.lossy)?;
         let Task { workers, missing, .. } = &self.tasks[task];
         if [*workers, missing.len()] != [parts; 2] {
-            return Err(format!(
+            return Err(Refusal::Order.because(format!(
                 "a sum of {parts} pushes came for task {clock}, of which {} of {workers} are missing",
                 missing.len()
-            ));
+            )));
         }
         charge(self.memory.add(range.len() * BlockSum::BYTES))?;
         let task = &mut self.tasks[task];
@@ -384,7 +391,7 @@ impl Shard {
     }
 
     /// Accounts for the memory that a request for this many keys needs.
-    fn make_room(&mut self, keys: usize) -> Result<(), String> {
+    fn make_room(&mut self, keys: usize) -> Result<(), Refused> {
         let more = keys.saturating_sub(self.keys_max);
         if more > 0 {
             charge(self.memory.add(more * PUSHED_BYTES))?;
@@ -394,12 +401,14 @@ impl Shard {
     }
 
     /// Index of an outstanding task.
-    fn task(&self, number: u64) -> Result<usize, String> {
+    fn task(&self, number: u64) -> Result<usize, Refused> {
         let index = number.checked_sub(self.clock + 1).map(|index| index as usize);
         index.filter(|&index| index < self.tasks.len()).ok_or_else(|| {
             let first = self.clock + 1;
             let count = self.tasks.len();
-            format!("task {number} is not outstanding here: {count} are, from {first} on")
+            let why =
+                format!("task {number} is not outstanding here: {count} are, from {first} on");
+            Refusal::Order.because(why)
         })
     }
 
@@ -449,10 +458,11 @@ impl Shard {
         }
     }
 
-    fn set_lambda(&mut self, lambda: f64) -> Result<(), String> {
+    fn set_lambda(&mut self, lambda: f64) -> Result<(), Refused> {
         if !self.tasks.is_empty() || lambda.is_nan() || lambda < 0.0 {
             let tasks = self.tasks.len();
-            return Err(format!("lambda {lambda} cannot be set with {tasks} tasks outstanding"));
+            return Err(Refusal::Order
+                .because(format!("lambda {lambda} cannot be set with {tasks} tasks outstanding")));
         }
         self.state.set_lambda(lambda);
         Ok(())
@@ -460,29 +470,32 @@ impl Shard {
 
     /// Sets the weights whose keys are stored here; returns their number. The sum over threads
     /// shows keys that none has.
-    fn set(&mut self, weights: &[(u64, f64)]) -> Result<usize, String> {
+    fn set(&mut self, weights: &[(u64, f64)]) -> Result<usize, Refused> {
         if !self.tasks.is_empty() {
-            return Err(format!(
+            return Err(Refusal::Order.because(format!(
                 "weights cannot be set with {} tasks outstanding",
                 self.tasks.len()
-            ));
+            )));
         }
         if let Some((key, weight)) = weights.iter().find(|(_, weight)| !weight.is_finite()) {
-            return Err(format!("the weight of key {key} must be a finite number, not {weight}"));
+            return Err(Refusal::Shape.because(format!(
+                "the weight of key {key} must be a finite number, not {weight}"
+            )));
         }
         let here: Vec<(u64, f64)> = weights
             .iter()
             .filter(|(key, _)| self.state.keys().binary_search(key).is_ok())
             .copied()
             .collect();
-        let filtered = |key| format!("key {key} is filtered, its weight stays 0");
+        let filtered =
+            |key| Refusal::Key.because(format!("key {key} is filtered, its weight stays 0"));
         self.state.set(&here).map(|()| here.len()).map_err(filtered)
     }
 }
 
 /// Converts an accounting error to a shard's error.
-fn charge(outcome: caravan_van::Result<()>) -> Result<(), String> {
-    outcome.map_err(|error| error.to_string())
+fn charge(outcome: caravan_van::Result<()>) -> Result<(), Refused> {
+    outcome.map_err(Refused::from)
 }
 
 impl caravan_kv::Shard for Shard {
@@ -498,7 +511,7 @@ impl caravan_kv::Shard for Shard {
         self.clock
     }
 
-    fn push(&mut self, request: &Request<'_>, _memory: &Pool) -> Result<(), String> {
+    fn push(&mut self, request: &Request<'_>, _memory: &Pool) -> Result<(), Refused> {
         let began = Instant::now();
         self.make_room(request.keys.len())?;
         let done = match request.clock {
@@ -513,14 +526,14 @@ impl caravan_kv::Shard for Shard {
         true
     }
 
-    fn pull(&mut self, request: &Request<'_>) -> Result<Pulled<'_>, String> {
+    fn pull(&mut self, request: &Request<'_>) -> Result<Pulled<'_>, Refused> {
         let began = Instant::now();
         self.make_room(request.keys.len())?;
         let all = 0..self.state.keys().len();
         let positions = self
             .state
             .positions(all, request.keys)
-            .ok_or("it pulls a key that no worker announced")?;
+            .ok_or_else(|| Refusal::Order.because("it pulls a key that no worker announced"))?;
         self.lengths.clear();
         self.answer.clear();
         let skips = self.lossy.skips(request.clock);
@@ -574,7 +587,7 @@ impl caravan_kv::Shard for Shard {
         lengths: &[u32],
         values: &[u8],
         _memory: &Pool,
-    ) -> Result<(), String> {
+    ) -> Result<(), Refused> {
         let began = Instant::now();
         self.make_room(keys.len())?;
         let done = self.take_sum(keys, lengths, values);
@@ -582,22 +595,21 @@ impl caravan_kv::Shard for Shard {
         done
     }
 
-    fn command(&mut self, _sender: u32, body: &[u8]) -> Result<Vec<u8>, String> {
-        let text = |error: serde_json::Error| error.to_string();
+    fn command(&mut self, _sender: u32, body: &[u8]) -> Result<Vec<u8>, Refused> {
         charge(self.memory.check(body.len() * COMMAND_BYTES))?;
-        match serde_json::from_slice(body).map_err(text)? {
+        match serde_json::from_slice(body)? {
             Command::Pass { first, blocks, threshold, reset, all, lossy } => {
                 let lossy = lossy.unwrap_or(Lossy::NONE);
                 self.begin_pass(first, &blocks, threshold, lossy, reset, all).map(|()| Vec::new())
             }
             Command::Lambda { lambda } => self.set_lambda(lambda).map(|()| Vec::new()),
-            Command::Report { gains } => serde_json::to_vec(&self.report(gains)).map_err(text),
+            Command::Report { gains } => Ok(serde_json::to_vec(&self.report(gains))?),
             Command::Weights => {
                 charge(self.memory.check(self.state.held().count() * ANSWER_BYTES))?;
                 let weights: Vec<(u64, f64)> = self.state.held().collect();
-                serde_json::to_vec(&weights).map_err(text)
+                Ok(serde_json::to_vec(&weights)?)
             }
-            Command::Set { weights } => serde_json::to_vec(&self.set(&weights)?).map_err(text),
+            Command::Set { weights } => Ok(serde_json::to_vec(&self.set(&weights)?)?),
         }
     }
 }

@@ -51,8 +51,7 @@ pub fn handles(handles: Handles) -> Handles {
         });
     handles.with(HANDLE, |spec, _range, memory| {
         caravan_numa::return_freed_blocks();
-        let options: Options =
-            serde_json::from_value(spec.options.clone()).map_err(|error| error.to_string())?;
+        let options: Options = serde_json::from_value(spec.options.clone())?;
         Ok(Box::new(shard::Shard::new(&options, memory)?))
     })
 }

@@ -1,7 +1,7 @@
 //! The sketch of a server thread.
 
 use caravan_kv::server::{Extract, Pulled, Request};
-use caravan_kv::{Handles, Shard, TableSpec, ValueType};
+use caravan_kv::{Handles, Refusal, Refused, Shard, TableSpec, ValueType};
 use caravan_van::{Account, KeyRange, Pool};
 use serde::{Deserialize, Serialize};
 
@@ -50,10 +50,10 @@ pub fn handle(handles: Handles) -> Handles {
             ValueType::U32 => Box::new(Counts::<u32>::new(spec, range, memory)?),
             ValueType::U64 => Box::new(Counts::<u64>::new(spec, range, memory)?),
             other => {
-                return Err(format!(
+                return Err(Refusal::Shape.because(format!(
                     "a sketch counts in u8, u32 or u64, and the table holds {}",
                     other.name()
-                ));
+                )));
             }
         })
     })
@@ -148,25 +148,27 @@ struct Counts<C> {
 }
 
 impl<C: Cell> Counts<C> {
-    fn new(spec: &TableSpec, range: KeyRange, memory: &Pool) -> Result<Self, String> {
-        let options: Options =
-            serde_json::from_value(spec.options.clone()).map_err(|error| error.to_string())?;
+    fn new(spec: &TableSpec, range: KeyRange, memory: &Pool) -> Result<Self, Refused> {
+        let options: Options = serde_json::from_value(spec.options.clone())?;
         let Options { cells, hashes } = options;
         let cells_max = Options::BYTES_MAX / C::BYTES as u64;
         if !(1..=cells_max).contains(&cells) || !(1..=Options::HASHES_MAX).contains(&hashes) {
-            return Err(format!(
+            return Err(Refusal::Shape.because(format!(
                 "the settings of a sketch are invalid: {options:?}; take 1 to {cells_max} cells, \
                  and 1 to {} hash functions",
                 Options::HASHES_MAX
-            ));
+            )));
         }
         if spec.width != 1 {
-            return Err(format!("a key has one count, and the table's width is {}", spec.width));
+            return Err(Refusal::Shape
+                .because(format!("a key has one count, and the table's width is {}", spec.width)));
         }
         let mut memory = Account::new(memory, "a sketch");
-        memory.set(cells as usize * C::BYTES).map_err(|error| error.to_string())?;
+        memory.set(cells as usize * C::BYTES)?;
         let sketch = CountMin::new(cells as usize, hashes);
-        let sketch = sketch.map_err(|error| format!("no memory for {cells} cells: {error}"))?;
+        let sketch = sketch.map_err(|error| {
+            Refusal::Memory.because(format!("no memory for {cells} cells: {error}"))
+        })?;
         Ok(Counts { sketch, range, answer: Vec::new(), memory })
     }
 
@@ -181,32 +183,36 @@ impl<C: Cell> Counts<C> {
     }
 
     /// Makes the answer this long.
-    fn make_room(&mut self, values: usize) -> Result<(), String> {
+    fn make_room(&mut self, values: usize) -> Result<(), Refused> {
         self.answer.clear();
         let reserved = self.memory.reserve(&mut self.answer, values);
-        reserved.map_err(|error| error.to_string())
+        reserved.map_err(Refused::from)
     }
 
-    fn halve(&mut self) -> Result<(), String> {
+    fn halve(&mut self) -> Result<(), Refused> {
         let cells = self.sketch.cells().len();
         if !self.sketch.halve() {
-            return Err(format!("{cells} cells have no half: begin with an even number"));
+            return Err(Refusal::Shape
+                .because(format!("{cells} cells have no half: begin with an even number")));
         }
         self.memory.release(cells / 2 * C::BYTES);
         Ok(())
     }
 
     /// Adds cells of another sketch, from cell `from` on.
-    fn merge(&mut self, from: usize, bytes: &[u8]) -> Result<(), String> {
+    fn merge(&mut self, from: usize, bytes: &[u8]) -> Result<(), Refused> {
         let own = self.layout();
-        let (layout, cells) = Layout::read(bytes).ok_or("the cells are cut off")?;
+        let (layout, cells) = Layout::read(bytes)
+            .ok_or_else(|| Refusal::Internal.because("the cells are cut off"))?;
         if layout != own {
-            return Err(format!("sketches differ: {layout:?} cannot be added to {own:?}"));
+            return Err(Refusal::Shape
+                .because(format!("sketches differ: {layout:?} cannot be added to {own:?}")));
         }
         let count = cells.len() / C::BYTES;
         let is_there = from.checked_add(count).is_some_and(|end| end <= self.sketch.cells().len());
         if !is_there || !cells.len().is_multiple_of(C::BYTES) {
-            return Err(format!("{} bytes are no cells from {from} on", cells.len()));
+            return Err(Refusal::Shape
+                .because(format!("{} bytes are no cells from {from} on", cells.len())));
         }
         self.make_room(count)?;
         self.answer.resize(count, C::default());
@@ -218,17 +224,18 @@ impl<C: Cell> Counts<C> {
 }
 
 impl<C: Cell> Shard for Counts<C> {
-    fn push(&mut self, request: &Request<'_>, _memory: &Pool) -> Result<(), String> {
+    fn push(&mut self, request: &Request<'_>, _memory: &Pool) -> Result<(), Refused> {
         let keys = request.keys;
         let counts = C::view(request.values).filter(|counts| counts.len() == keys.len());
         let counts = counts.ok_or_else(|| {
-            format!("{} keys came with {} bytes of counts", keys.len(), request.values.len())
+            let (keys, bytes) = (keys.len(), request.values.len());
+            Refusal::Shape.because(format!("{keys} keys came with {bytes} bytes of counts"))
         })?;
         keys.iter().zip(counts).for_each(|(&key, &count)| self.sketch.add(key, count));
         Ok(())
     }
 
-    fn pull(&mut self, request: &Request<'_>) -> Result<Pulled<'_>, String> {
+    fn pull(&mut self, request: &Request<'_>) -> Result<Pulled<'_>, Refused> {
         self.make_room(request.keys.len())?;
         self.answer.extend(request.keys.iter().map(|&key| self.sketch.estimate(key)));
         Ok(Pulled::Bytes(size_of_val(&self.answer[..])))
@@ -244,14 +251,14 @@ impl<C: Cell> Shard for Counts<C> {
         _from: u64,
         _bytes_max: usize,
         extract: &mut Extract,
-    ) -> Result<Option<u64>, String> {
+    ) -> Result<Option<u64>, Refused> {
         let cells = C::bytes(self.sketch.cells());
         if cells.len() > GIVEN_BYTES_MAX {
-            return Err(format!(
+            return Err(Refusal::Shape.because(format!(
                 "a sketch of {} bytes is over the {GIVEN_BYTES_MAX} that go to another server: \
                  take fewer cells, or more servers",
                 cells.len()
-            ));
+            )));
         }
         extract.keys.push(self.range.begin());
         extract.values.extend_from_slice(&self.layout().bytes());
@@ -265,18 +272,19 @@ impl<C: Cell> Shard for Counts<C> {
         _lengths: &[u32],
         values: &[u8],
         _memory: &Pool,
-    ) -> Result<(), String> {
+    ) -> Result<(), Refused> {
         let own = self.layout();
-        let (layout, cells) = Layout::read(values).ok_or("the sketch is cut off")?;
+        let (layout, cells) = Layout::read(values)
+            .ok_or_else(|| Refusal::Internal.because("the sketch is cut off"))?;
         let bytes = layout.cells.checked_mul(C::BYTES as u64);
         let fits = (1..=own.cells).contains(&layout.cells) && bytes == Some(cells.len() as u64);
         // A sketch may have been halved.
         if (Layout { cells: own.cells, ..layout }) != own || !fits {
-            return Err(format!(
+            return Err(Refusal::Shape.because(format!(
                 "{layout:?} with {} bytes cannot take the place of {own:?}: counts of other keys, \
                  as with another number of server threads, cannot be told apart",
                 cells.len()
-            ));
+            )));
         }
         self.sketch.truncate(layout.cells as usize);
         C::bytes_mut(self.sketch.cells_mut()).copy_from_slice(cells);
@@ -284,12 +292,12 @@ impl<C: Cell> Shard for Counts<C> {
         Ok(())
     }
 
-    fn command(&mut self, _sender: u32, body: &[u8]) -> Result<Vec<u8>, String> {
+    fn command(&mut self, _sender: u32, body: &[u8]) -> Result<Vec<u8>, Refused> {
         let command = Command::read(body).ok_or_else(|| {
-            format!(
-                "a sketch takes the command halve, or an empty one, and was given {:?}",
-                String::from_utf8_lossy(&body[..body.len().min(40)])
-            )
+            let body = String::from_utf8_lossy(&body[..body.len().min(40)]);
+            Refusal::Shape.because(format!(
+                "a sketch takes the command halve, or an empty one, and was given {body:?}"
+            ))
         })?;
         match command {
             Command::Halve => self.halve()?,
@@ -300,7 +308,7 @@ impl<C: Cell> Shard for Counts<C> {
                 return Ok([&self.layout().bytes(), C::bytes(cells)].concat());
             }
             Command::End => {
-                self.sketch = CountMin::new(1, 1).map_err(|error| error.to_string())?;
+                self.sketch = CountMin::new(1, 1)?;
                 self.answer = Vec::new();
                 self.memory.release(usize::MAX);
             }
@@ -321,7 +329,7 @@ mod tests {
         width: u32,
         cells: u64,
         hashes: u8,
-    ) -> Result<Box<dyn Shard>, String> {
+    ) -> Result<Box<dyn Shard>, Refused> {
         let options = serde_json::to_value(Options { cells, hashes }).unwrap();
         let spec = TableSpec::new(1, "t", value, width).handle(HANDLE).options(options);
         handle(Handles::default()).build(&spec, spec.range().unwrap(), memory)
@@ -341,7 +349,7 @@ mod tests {
             (ValueType::U32, 1, 1 << 30, 2, "CARAVAN_MEMORY"),
         ] {
             let said = build(&memory, value, width, cells, hashes).err().unwrap();
-            assert!(said.contains(says), "{said}");
+            assert!(said.reason.contains(says), "{said}");
         }
         assert_eq!(memory.bytes_left(), 56 << 20, "nothing is taken for it");
         build(&memory, ValueType::U32, 1, 64, 2).unwrap();
@@ -372,7 +380,7 @@ mod tests {
             (Layout { last: 5, ..own }, 256),
         ] {
             let said = take(layout, bytes).unwrap_err();
-            assert!(said.contains("cannot take the place"), "{said}");
+            assert!(said.reason.contains("cannot take the place"), "{said}");
         }
         take(Layout { cells: 32, ..own }, 128).unwrap();
         let mut merge = |from, bytes: &[u8]| sketch.command(1, &merge_from(from, bytes));
@@ -390,7 +398,7 @@ mod tests {
             merge(from, &bytes).unwrap_err();
         }
         for body in [&b"double"[..], b"hal", b"halve!", b"cells1234567", b"merge"] {
-            assert!(sketch.command(1, body).unwrap_err().contains("takes the command"));
+            assert!(sketch.command(1, body).unwrap_err().reason.contains("takes the command"));
         }
     }
 }

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use caravan_kv::server::{Pulled, Request};
-use caravan_kv::{Error, Handles, Result, Shard, TableSpec};
+use caravan_kv::{Error, Handles, Refused, Result, Shard, TableSpec};
 use caravan_van::{Pool, Value};
 
 use super::diverged;
@@ -72,6 +72,11 @@ pub fn serial<T: Trainer>(
     Ok(trained)
 }
 
+/// The error of a request that the shard of this thread refuses.
+fn refused(what: &'static str, Refused { kind, reason }: Refused) -> Error {
+    Error::Refused { server: "this thread".to_owned(), what, kind, reason }
+}
+
 /// A table in this thread.
 pub(super) struct Local {
     spec: TableSpec,
@@ -85,7 +90,8 @@ pub(super) struct Local {
 impl Local {
     pub(super) fn new(spec: TableSpec, handles: &Handles) -> Result<Self> {
         let memory = Pool::new(MEMORY_BYTES_MAX);
-        let shard = handles.build(&spec, spec.range()?, &memory).map_err(Error::Config)?;
+        let shard = handles.build(&spec, spec.range()?, &memory);
+        let shard = shard.map_err(|why| refused("to create a table", why))?;
         Ok(Local { spec, shard, memory, seen: Seen::default(), clock: 0 })
     }
 
@@ -137,7 +143,8 @@ impl Local {
     pub(super) fn push_bytes(&mut self, keys: &[u64], values: &[u8]) -> Result<()> {
         self.seen.add(keys);
         let request = self.request(keys, values, true)?;
-        self.shard.push(&request, &self.memory).map_err(Error::Config)
+        let pushed = self.shard.push(&request, &self.memory);
+        pushed.map_err(|why| refused("a push", why))
     }
 
     /// Pulls values.
@@ -158,7 +165,7 @@ impl Local {
     fn pull_into(&mut self, keys: &[u64], into: &mut [u8]) -> Result<()> {
         self.seen.add(keys);
         let request = self.request(keys, &[], false)?;
-        match self.shard.pull(&request).map_err(Error::Config)? {
+        match self.shard.pull(&request).map_err(|why| refused("a pull", why))? {
             Pulled::Stored(bytes) => into.copy_from_slice(bytes),
             Pulled::Shared(bytes) => into.copy_from_slice(&bytes),
             Pulled::Bytes(_) | Pulled::Varying(_) => self.shard.read(&request, into),

@@ -8,6 +8,7 @@ use caravan_van::{Account, Buffer, Pool};
 use super::{ALL, HEAD_BYTES, LENGTHS, MASK, NARROW, Number, QUANTIZE, Sizes, ZERO};
 use crate::filter::bits::{self, Bitmap};
 use crate::filter::quantize::{self, RANGE_BYTES, Range};
+use crate::refusal::{Refusal, Refused};
 use crate::table::{TableSpec, ValueType, with_type};
 
 /// A decoded block.
@@ -48,11 +49,11 @@ struct Parts<'a> {
 }
 
 impl<'a> Parts<'a> {
-    fn cut(block: &'a [u8], spec: &TableSpec) -> Result<Parts<'a>, String> {
+    fn cut(block: &'a [u8], spec: &TableSpec) -> Result<Parts<'a>, Refused> {
         let mut rest = block;
         let head = take(&mut rest, HEAD_BYTES, "head")?;
         let [stages, bytes, 0, 0, ref numbers @ ..] = *head else {
-            return Err("its head is not that of a block".to_owned());
+            return Err(Refusal::Shape.because("its head is not that of a block"));
         };
         let is_set = |stage| stages & stage != 0;
         let number =
@@ -73,9 +74,9 @@ impl<'a> Parts<'a> {
             // rows.
             && (width > 0 || is_set(MASK) || rows <= 1);
         if !sane {
-            return Err(format!(
+            return Err(Refusal::Shape.because(format!(
                 "stages {stages:#x} with {bytes} bytes a number, {rows} rows of {width} values, are not for this table"
-            ));
+            )));
         }
         let carrying = match is_set(MASK) {
             true => Some(Bitmap::read(take(&mut rest, bits::bytes(rows), "mask")?, rows)?),
@@ -83,10 +84,13 @@ impl<'a> Parts<'a> {
         };
         let carry = carrying.map_or(rows, Bitmap::set);
         let values = carry.checked_mul(width).filter(|&n| n.checked_mul(8).is_some());
-        let values =
-            values.ok_or_else(|| format!("{carry} rows of {width} values are too many"))?;
+        let values = values.ok_or_else(|| {
+            Refusal::Shape.because(format!("{carry} rows of {width} values are too many"))
+        })?;
         if spec.width > 0 && rows.checked_mul(width * 8).is_none() {
-            return Err(format!("{rows} rows of {width} values are too many"));
+            return Err(
+                Refusal::Shape.because(format!("{rows} rows of {width} values are too many"))
+            );
         }
         let left = match is_set(ZERO) {
             true => Some(Bitmap::read(take(&mut rest, bits::bytes(values), "bitmap")?, values)?),
@@ -101,7 +105,8 @@ impl<'a> Parts<'a> {
         };
         let need = left.map_or(values, Bitmap::set).saturating_mul(unit);
         if rest.len() != need {
-            return Err(format!("its numbers take {need} bytes, and {} are there", rest.len()));
+            return Err(Refusal::Shape
+                .because(format!("its numbers take {need} bytes, and {} are there", rest.len())));
         }
         Ok(Parts { stages, rows, width, carrying, left, ranges, unit, numbers: rest, values })
     }
@@ -135,12 +140,12 @@ impl<'a> Parts<'a> {
     }
 
     /// Writes all values of rows that carry any, in order: `[values]`.
-    fn write<V: Number>(&self, into: &mut [V]) -> Result<(), String> {
+    fn write<V: Number>(&self, into: &mut [V]) -> Result<(), Refused> {
         let mut numbers = self.numbers.chunks_exact(self.unit);
         let mut next = || numbers.next().expect("they were counted");
         match self.stages & (QUANTIZE | NARROW) {
             QUANTIZE => {
-                let ranges: Result<Vec<Range>, String> =
+                let ranges: Result<Vec<Range>, Refused> =
                     self.ranges.iter().map(Range::from_bytes).collect();
                 let ranges = ranges?;
                 self.spread(into, |at| {
@@ -178,21 +183,21 @@ pub(in crate::filter) fn decode(
     spec: &TableSpec,
     block: &[u8],
     pool: &Pool,
-) -> Result<Decoded, String> {
+) -> Result<Decoded, Refused> {
     let parts = Parts::cut(block, spec)?;
     let whole = if spec.width > 0 { parts.rows * parts.width } else { parts.values };
     let bytes = whole * spec.value.bytes();
     let sizes = parts.sizes(spec.value.bytes());
     let mut memory = Account::new(pool, "a block's numbers of values");
-    memory.set(sizes.lengths).map_err(|error| error.to_string())?;
-    let mut values = pool.allocate(bytes).map_err(|error| error.to_string())?;
+    memory.set(sizes.lengths)?;
+    let mut values = pool.allocate(bytes)?;
     with_type!(spec.value, V => unpack::<V>(&parts, &mut values))?;
     let raw_bytes = parts.values * spec.value.bytes() + sizes.lengths;
     Ok(Decoded { lengths: parts.lengths(), values, raw_bytes, sizes, _memory: memory })
 }
 
 /// Writes the values of all rows; masked rows hold zeros.
-fn unpack<V: Number>(parts: &Parts<'_>, into: &mut [u8]) -> Result<(), String> {
+fn unpack<V: Number>(parts: &Parts<'_>, into: &mut [u8]) -> Result<(), Refused> {
     let into = V::view_mut(into).expect("memory of the pool is aligned");
     parts.write(&mut into[..parts.values])?;
     let (Some(carrying), width) = (parts.carrying, parts.width) else { return Ok(()) };
@@ -212,11 +217,11 @@ fn unpack<V: Number>(parts: &Parts<'_>, into: &mut [u8]) -> Result<(), String> {
 }
 
 /// Cuts off the first `len` bytes.
-fn take<'a>(rest: &mut &'a [u8], len: usize, what: &str) -> Result<&'a [u8], String> {
+fn take<'a>(rest: &mut &'a [u8], len: usize, what: &str) -> Result<&'a [u8], Refused> {
     let have = rest.len();
-    let (part, others) = rest
-        .split_at_checked(len)
-        .ok_or_else(|| format!("its {what} takes {len} bytes, and {have} are there"))?;
+    let (part, others) = rest.split_at_checked(len).ok_or_else(|| {
+        Refusal::Shape.because(format!("its {what} takes {len} bytes, and {have} are there"))
+    })?;
     *rest = others;
     Ok(part)
 }

@@ -11,6 +11,7 @@ use crate::filter::quantize::{self, RANGE_BYTES, Range};
 use crate::filter::spec::Filters;
 use crate::filter::traffic::Passage;
 use crate::filter::{narrow, zero};
+use crate::refusal::{Refusal, Refused};
 
 /// Encodes the values of `rows` as a block; `None` if that would not be shorter.
 ///
@@ -22,8 +23,9 @@ pub(in crate::filter) fn encode<V: Number>(
     rows: Rows<'_>,
     pool: &Pool,
     passage: &mut Passage,
-) -> Result<Option<Block>, String> {
-    let values = V::view(rows.values).ok_or("values are not aligned")?;
+) -> Result<Option<Block>, Refused> {
+    let values =
+        V::view(rows.values).ok_or_else(|| Refusal::Shape.because("values are not aligned"))?;
     let equal_width = if rows.width == 0 { rows.equal_width() } else { None };
     let holds_lengths = equal_width.is_some();
     let (count, width) = match (rows.width, equal_width) {
@@ -46,7 +48,7 @@ pub(in crate::filter) fn encode<V: Number>(
     let (Ok(rows_u32), Ok(width_u32)) = (u32::try_from(count), u32::try_from(width)) else {
         return Ok(None);
     };
-    let mut out = pool.allocate(most).map_err(|error| error.to_string())?;
+    let mut out = pool.allocate(most)?;
     let mut sizes = Sizes { head: HEAD_BYTES, ..Sizes::default() };
     let mut stages = if holds_lengths { LENGTHS } else { 0 };
     sizes.lengths = if holds_lengths { 4 * rows.count } else { 0 };
@@ -119,7 +121,7 @@ impl<'a, V: Number> Left<'a, V> {
         sizes: &mut Sizes,
         out: &mut [u8],
         at: usize,
-    ) -> Result<Written, String> {
+    ) -> Result<Written, Refused> {
         if let Some(bytes) = filters.quantize.filter(|_| self.count > 0) {
             let end = self.write_rounded(places, bytes, draws, out, at)?;
             sizes.quantize = Some((end - at, self.count * V::BYTES));
@@ -156,7 +158,7 @@ impl<'a, V: Number> Left<'a, V> {
         draws: &mut Draws,
         out: &mut [u8],
         at: usize,
-    ) -> Result<usize, String> {
+    ) -> Result<usize, Refused> {
         let mut spans = vec![Range::EMPTY; places];
         let placed = self.values.iter().zip((0..places).cycle());
         for (value, place) in placed.filter(|(value, _)| self.is_left(value)) {

@@ -4,6 +4,7 @@ use caravan_van::{Account, KeyRange, Pool};
 
 use crate::eviction::EvictionRule;
 use crate::filter::Draws;
+use crate::refusal::{Refusal, Refused};
 use crate::sketch::CountMin;
 use crate::table::TableSpec;
 
@@ -27,15 +28,16 @@ impl Gate {
         eviction: &EvictionRule,
         range: KeyRange,
         pool: &Pool,
-    ) -> Result<Gate, String> {
+    ) -> Result<Gate, Refused> {
         let mut memory = Account::new(pool, format!("the sketch of table {}", spec.name));
         let pushes_min = eviction.pushes_min.unwrap_or(1);
         let mut seen = None;
         if pushes_min > 1 {
             let cells = eviction.cells() as usize;
-            memory.set(cells).map_err(|error| error.to_string())?;
+            memory.set(cells)?;
             let sketch = CountMin::new(cells, HASHES);
-            seen = Some(sketch.map_err(|error| format!("no memory for {cells} cells: {error}"))?);
+            let why = |error| format!("no memory for {cells} cells: {error}");
+            seen = Some(sketch.map_err(|error| Refusal::Memory.because(why(error)))?);
         }
         let draws = Draws::new(range.begin(), u64::from(spec.id));
         Ok(Gate { pushes_min, seen, probability: eviction.probability, draws, memory })

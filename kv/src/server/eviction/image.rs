@@ -8,6 +8,7 @@ use caravan_van::Pool;
 
 use super::known::{Entry, Known};
 use super::{Changing, Extract};
+use crate::refusal::{Refusal, Refused};
 
 /// Numbers that are always there.
 const FIXED: usize = 7;
@@ -31,19 +32,19 @@ const CUT_OFF: &str = "the image of a shard whose rows come and go is cut off";
 struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
-    fn bytes(&mut self, count: u64, of: usize) -> Result<&'a [u8], String> {
+    fn bytes(&mut self, count: u64, of: usize) -> Result<&'a [u8], Refused> {
         let len = usize::try_from(count).ok().and_then(|count| count.checked_mul(of));
         let split = len.and_then(|len| self.0.split_at_checked(len));
-        let (bytes, rest) = split.ok_or(CUT_OFF)?;
+        let (bytes, rest) = split.ok_or_else(|| Refusal::Internal.because(CUT_OFF))?;
         self.0 = rest;
         Ok(bytes)
     }
 
-    fn number(&mut self) -> Result<u64, String> {
+    fn number(&mut self) -> Result<u64, Refused> {
         self.numbers::<1>().map(|[number]| number)
     }
 
-    fn numbers<const N: usize>(&mut self) -> Result<[u64; N], String> {
+    fn numbers<const N: usize>(&mut self) -> Result<[u64; N], Refused> {
         let bytes = self.bytes(N as u64, size_of::<u64>())?;
         let (words, _) = bytes.as_chunks();
         Ok(std::array::from_fn(|at| u64::from_le_bytes(words[at])))
@@ -51,10 +52,10 @@ impl<'a> Reader<'a> {
 }
 
 /// Checks what an image says.
-fn check(is_so: bool, what: &str) -> Result<(), String> {
+fn check(is_so: bool, what: &str) -> Result<(), Refused> {
     match is_so {
         true => Ok(()),
-        false => Err(format!("the image of a shard is damaged: {what}")),
+        false => Err(Refusal::Internal.because(format!("the image of a shard is damaged: {what}"))),
     }
 }
 
@@ -104,7 +105,7 @@ impl Changing {
     ///
     /// # Errors
     /// The reason why the image is invalid, or that memory is short.
-    pub(super) fn read_image(&mut self, image: &[u8], memory: &Pool) -> Result<(), String> {
+    pub(super) fn read_image(&mut self, image: &[u8], memory: &Pool) -> Result<(), Refused> {
         let mut reader = Reader(image);
         let [clock, has_looked, looked_at, draws, cells] = reader.numbers()?;
         let looked_at = (has_looked == 1).then_some(looked_at);
@@ -122,7 +123,7 @@ impl Changing {
     }
 
     /// Reads which keys have rows.
-    fn read_records(&mut self, reader: &mut Reader<'_>) -> Result<(), String> {
+    fn read_records(&mut self, reader: &mut Reader<'_>) -> Result<(), Refused> {
         let count = reader.number()?;
         let records = reader.bytes(count, RECORD * size_of::<u64>())?;
         let mut last = None;
@@ -133,7 +134,9 @@ impl Changing {
                 let [key, clock, score, values] = records.numbers()?;
                 self.check_key(&mut last, key)?;
                 let score = f32::from_bits(score as u32);
-                let values = u32::try_from(values).map_err(|error| error.to_string())? as usize;
+                let values = u32::try_from(values)
+                    .map_err(|error| Refusal::Internal.because(error.to_string()))?
+                    as usize;
                 check(clock <= self.clock && score >= 0.0, "a score")?;
                 check(self.width == 0 || values == self.width, "a row's width")?;
                 keys.push(key);
@@ -147,7 +150,7 @@ impl Changing {
         Ok(())
     }
 
-    fn read_rows(&mut self, reader: &mut Reader<'_>, memory: &Pool) -> Result<(), String> {
+    fn read_rows(&mut self, reader: &mut Reader<'_>, memory: &Pool) -> Result<(), Refused> {
         let mut last = None;
         loop {
             let keys = reader.number()?;
@@ -170,7 +173,7 @@ impl Changing {
     }
 
     /// Checks that a key is in this shard, and behind the last one.
-    fn check_key(&self, last: &mut Option<u64>, key: u64) -> Result<(), String> {
+    fn check_key(&self, last: &mut Option<u64>, key: u64) -> Result<(), Refused> {
         let is_next = last.replace(key).is_none_or(|last| last < key);
         check(is_next && self.range.contains(key), "a key is not in its place")
     }

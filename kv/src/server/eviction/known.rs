@@ -4,6 +4,7 @@ use std::mem::take;
 
 use caravan_van::{Account, Pool};
 
+use crate::refusal::Refused;
 use crate::server::index::{Index, NO_ROW};
 use crate::server::shard::Shard;
 use crate::table::TableSpec;
@@ -94,13 +95,13 @@ impl Known {
     }
 
     /// Makes room for more entries.
-    pub(super) fn reserve(&mut self, more: usize) -> Result<(), String> {
+    pub(super) fn reserve(&mut self, more: usize) -> Result<(), Refused> {
         let need = (self.index.len() + more).max(Self::ENTRIES_MIN);
         let has = self.entries.capacity();
         if need > has {
             let room = need.max(has + has / 2);
             let bytes = room * Self::ENTRY_BYTES;
-            self.memory.set(bytes).map_err(|error| error.to_string())?;
+            self.memory.set(bytes)?;
             self.entries.reserve_exact(room - self.entries.len());
         }
         Ok(())
@@ -110,7 +111,7 @@ impl Known {
     ///
     /// # Errors
     /// If memory is short; nothing has changed then.
-    pub(super) fn insert(&mut self, keys: &[u64], places: &[u32]) -> Result<(), String> {
+    pub(super) fn insert(&mut self, keys: &[u64], places: &[u32]) -> Result<(), Refused> {
         self.inserted.clear();
         for (to, at) in places.iter().enumerate() {
             self.found[to] = self.found[*at as usize]; // places ascend
@@ -122,7 +123,7 @@ impl Known {
         }
         self.reserve(missing)?;
         let reserved = self.index.reserve_to_forget(missing);
-        reserved.map_err(|error| error.to_string())?;
+        reserved?;
         let named: Vec<u64> = places.iter().map(|at| keys[*at as usize]).collect();
         let new = named.iter().zip(&self.found).filter(|(_, row)| **row == NO_ROW);
         self.inserted.extend(new.map(|(key, _)| *key));
@@ -130,7 +131,7 @@ impl Known {
         if inserted.is_err() {
             self.inserted.clear();
         }
-        inserted.map_err(|error| error.to_string())?;
+        inserted?;
         self.entries.resize(self.index.rows(), Entry::default());
         Ok(())
     }
@@ -159,15 +160,15 @@ impl Known {
     }
 
     /// Makes room to forget so many keys.
-    pub(super) fn reserve_to_remove(&mut self, keys: usize) -> Result<(), String> {
-        self.index.reserve_to_remove(keys).map_err(|error| error.to_string())
+    pub(super) fn reserve_to_remove(&mut self, keys: usize) -> Result<(), Refused> {
+        self.index.reserve_to_remove(keys).map_err(Refused::from)
     }
 
     /// Forgets the sorted `keys`.
-    pub(super) fn remove(&mut self, keys: &[u64]) -> Result<(), String> {
+    pub(super) fn remove(&mut self, keys: &[u64]) -> Result<(), Refused> {
         let Known { index, entries, values, .. } = self;
         let removed = index.remove(keys, |row| *values -= take(&mut entries[row as usize]).values);
-        removed.map_err(|error| error.to_string())
+        removed.map_err(Refused::from)
     }
 }
 

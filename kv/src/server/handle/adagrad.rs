@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::number::{Float, Real};
 use super::options::{Allowed, number};
 use super::{Origin, Rule, each};
+use crate::refusal::Refused;
 
 /// Options of the handle `adagrad` (Duchi, Hazan and Singer, "Adaptive Subgradient Methods for
 /// Online Learning and Stochastic Optimization", 2011, with a diagonal matrix).
@@ -44,7 +45,7 @@ pub(super) struct AdaGradRule<R> {
 }
 
 impl<R: Real> AdaGradRule<R> {
-    pub(super) fn new(options: AdaGrad) -> Result<Self, String> {
+    pub(super) fn new(options: AdaGrad) -> Result<Self, Refused> {
         Ok(AdaGradRule {
             rate: number("rate", options.rate, Allowed::Positive)?,
             epsilon: number("epsilon", options.epsilon, Allowed::Positive)?,

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::number::{Float, Real};
 use super::options::{Allowed, number};
 use super::{Origin, Rule, each};
+use crate::refusal::Refused;
 
 /// Options of the handle `adam` (Kingma and Ba, "Adam: A Method for Stochastic Optimization", 2014,
 /// algorithm 1).
@@ -52,7 +53,7 @@ pub(super) struct AdamRule<R> {
 }
 
 impl<R: Real> AdamRule<R> {
-    pub(super) fn new(options: Adam) -> Result<Self, String> {
+    pub(super) fn new(options: Adam) -> Result<Self, Refused> {
         let Adam { rate, beta1, beta2, epsilon } = options;
         number::<R>("beta1", beta1, Allowed::Share)?;
         number::<R>("beta2", beta2, Allowed::Share)?;

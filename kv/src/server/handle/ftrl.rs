@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::number::{Float, Real};
 use super::options::{Allowed, number};
 use super::{Origin, Rule, each};
+use crate::refusal::Refused;
 
 /// Options of the handle `ftrl` (McMahan et al., "Ad Click Prediction: a View from the Trenches",
 /// 2013, algorithm 1; α there is `rate` here).
@@ -51,7 +52,7 @@ pub(super) struct FtrlRule<R> {
 }
 
 impl<R: Real> FtrlRule<R> {
-    pub(super) fn new(options: Ftrl) -> Result<Self, String> {
+    pub(super) fn new(options: Ftrl) -> Result<Self, Refused> {
         Ok(FtrlRule {
             rate: number("rate", options.rate, Allowed::Positive)?,
             beta: number("beta", options.beta, Allowed::Positive)?,

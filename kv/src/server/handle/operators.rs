@@ -8,6 +8,7 @@ use caravan_van::{KeyRange, Pool};
 
 use super::options::take_none;
 use super::{Number, Origin, Rule, rows, unsuited};
+use crate::refusal::Refused;
 use crate::server::shard::Shard;
 use crate::table::{TableSpec, with_type};
 
@@ -37,7 +38,7 @@ pub(super) fn build(
     spec: &TableSpec,
     range: KeyRange,
     memory: &Pool,
-) -> Result<Box<dyn Shard>, String> {
+) -> Result<Box<dyn Shard>, Refused> {
     take_none(spec)?;
     match &*spec.handle {
         name @ ("and" | "or" | "xor") => with_type!(

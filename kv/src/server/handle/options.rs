@@ -4,13 +4,14 @@ use serde::de::DeserializeOwned;
 use serde_json::Value as Json;
 
 use super::number::Real;
+use crate::refusal::{Refusal, Refused};
 use crate::table::TableSpec;
 
 /// Reads a handle's options; those that the table does not name have their default.
 ///
 /// # Errors
 /// A text with the option, its value, and what is allowed.
-pub(super) fn read<O: DeserializeOwned + Default>(spec: &TableSpec) -> Result<O, String> {
+pub(super) fn read<O: DeserializeOwned + Default>(spec: &TableSpec) -> Result<O, Refused> {
     let options = match &spec.options {
         Json::Null => return Ok(O::default()),
         Json::Object(options) => options,
@@ -26,7 +27,7 @@ pub(super) fn read<O: DeserializeOwned + Default>(spec: &TableSpec) -> Result<O,
 ///
 /// # Errors
 /// A text with the options.
-pub(super) fn take_none(spec: &TableSpec) -> Result<(), String> {
+pub(super) fn take_none(spec: &TableSpec) -> Result<(), Refused> {
     match &spec.options {
         Json::Null => Ok(()),
         Json::Object(options) if options.is_empty() => Ok(()),
@@ -36,12 +37,13 @@ pub(super) fn take_none(spec: &TableSpec) -> Result<(), String> {
 
 /// An error, with the handle and the table. A long reason loses its middle, since it may repeat
 /// what a worker sent.
-pub(super) fn refuse(spec: &TableSpec, why: &str) -> String {
+pub(super) fn refuse(spec: &TableSpec, why: &str) -> Refused {
     let start: String = why.chars().take(REASON_CHARS / 2).collect();
     let end_at = why.char_indices().rev().nth(REASON_CHARS / 2 - 1).map_or(0, |(at, _)| at);
     let (gap, end) =
         if end_at > start.len() { (" … ", &why[end_at..]) } else { ("", &why[start.len()..]) };
-    format!("handle {} of table {}: {start}{gap}{end}", spec.handle, spec.name)
+    Refusal::Shape
+        .because(format!("handle {} of table {}: {start}{gap}{end}", spec.handle, spec.name))
 }
 
 /// Longest reason that is told whole, in characters.
@@ -60,7 +62,7 @@ pub(super) enum Allowed {
 ///
 /// # Errors
 /// A text with the option, its value, and what is allowed. The number must be so as an `R`, too.
-pub(super) fn number<R: Real>(name: &str, value: f64, allowed: Allowed) -> Result<R, String> {
+pub(super) fn number<R: Real>(name: &str, value: f64, allowed: Allowed) -> Result<R, Refused> {
     let number = R::from_f64(value);
     let fits = match allowed {
         Allowed::Positive => number > R::ZERO,
@@ -75,5 +77,8 @@ pub(super) fn number<R: Real>(name: &str, value: f64, allowed: Allowed) -> Resul
         Allowed::NotNegative => "0 or more",
         Allowed::Share => "0 or more and below 1",
     };
-    Err(format!("option {name} is {value:?}, and must be a number {allowed} as {}", R::NAME))
+    Err(Refusal::Shape.because(format!(
+        "option {name} is {value:?}, and must be a number {allowed} as {}",
+        R::NAME
+    )))
 }

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::number::{Float, Number, Real};
 use super::options::{Allowed, number};
 use super::{Origin, Rule, each};
+use crate::refusal::Refused;
 
 /// Options of the handle `sgd`: stochastic gradient descent (Robbins and Monro, 1951).
 ///
@@ -36,7 +37,7 @@ impl Default for Sgd {
 pub(super) struct SgdRule(Sgd);
 
 impl SgdRule {
-    pub(super) fn new<R: Real>(options: Sgd) -> Result<Self, String> {
+    pub(super) fn new<R: Real>(options: Sgd) -> Result<Self, Refused> {
         number::<R>("rate", options.rate, Allowed::Positive)?;
         number::<R>("decay", options.decay, Allowed::NotNegative)?;
         Ok(SgdRule(options))
@@ -90,7 +91,7 @@ pub(super) struct MomentumRule<R> {
 }
 
 impl<R: Real> MomentumRule<R> {
-    pub(super) fn new(options: Momentum) -> Result<Self, String> {
+    pub(super) fn new(options: Momentum) -> Result<Self, Refused> {
         Ok(MomentumRule {
             rate: number("rate", options.rate, Allowed::Positive)?,
             momentum: number("momentum", options.momentum, Allowed::Share)?,

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::number::{Float, Number, Real};
 use super::{options, unsuited};
+use crate::refusal::{Refusal, Refused};
 use crate::server::shard::{Extract, Pulled, Request, Shard};
 use crate::table::{Store, TableSpec, with_type};
 use crate::vector::{ExactSum, Step, Vector};
@@ -48,7 +49,7 @@ pub(super) fn build(
     spec: &TableSpec,
     range: KeyRange,
     memory: &Pool,
-) -> Result<Box<dyn Shard>, String> {
+) -> Result<Box<dyn Shard>, Refused> {
     let Options { count } = options::read(spec)?;
     if count == 0 {
         return Err(options::refuse(spec, "option count is 0, and must be 1 or more"));
@@ -69,20 +70,23 @@ impl<V: Float> Vectors<V> {
         range: KeyRange,
         count: u32,
         memory: &Pool,
-    ) -> Result<Vectors<V>, String> {
+    ) -> Result<Vectors<V>, Refused> {
         let bytes = range.count().saturating_mul(u128::from(count) * V::BYTES as u128);
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
         let mut account = Account::new(memory, format!("table {}", spec.name));
-        account.set(bytes).map_err(|error| error.to_string())?;
+        account.set(bytes)?;
         let length = range.count() as usize;
         let make = |_| {
             let mut vector = Vec::new();
             let reserved = vector.try_reserve_exact(length);
-            reserved.map_err(|error| format!("no memory for {bytes} bytes of vectors: {error}"))?;
+            reserved.map_err(|error| {
+                let why = format!("no memory for {bytes} bytes of vectors: {error}");
+                Refusal::Memory.because(why)
+            })?;
             vector.resize(length, V::default());
             Ok(vector)
         };
-        let vectors = (0..count).map(make).collect::<Result<_, String>>()?;
+        let vectors = (0..count).map(make).collect::<Result<_, Refused>>()?;
         Ok(Vectors { range, vectors, _memory: account })
     }
 
@@ -97,30 +101,35 @@ impl<V: Float> Vectors<V> {
     }
 
     /// The vector that a request names.
-    fn named(&self, request: &Request<'_>) -> Result<usize, String> {
+    fn named(&self, request: &Request<'_>) -> Result<usize, Refused> {
         let number = usize::try_from(request.command).ok();
         number.filter(|number| *number < self.vectors.len()).ok_or_else(|| {
             let count = self.vectors.len();
             let number = request.command;
-            format!("the table has {count} vectors from 0 on; there is no vector {number}")
+            let why =
+                format!("the table has {count} vectors from 0 on; there is no vector {number}");
+            Refusal::Key.because(why)
         })
     }
 
     /// Reads the steps of a command.
-    fn steps(&self, body: &[u8]) -> Result<Vec<Step>, String> {
+    fn steps(&self, body: &[u8]) -> Result<Vec<Step>, Refused> {
         let (steps, rest) = body.as_chunks();
         if !rest.is_empty() {
-            return Err(format!("{} bytes are no steps of vectors", body.len()));
+            return Err(
+                Refusal::Shape.because(format!("{} bytes are no steps of vectors", body.len()))
+            );
         }
         let read = |bytes| {
-            let step = Step::read(bytes).ok_or_else(|| format!("{bytes:?} is no step"))?;
+            let step = Step::read(bytes)
+                .ok_or_else(|| Refusal::Shape.because(format!("{bytes:?} is no step")))?;
             let count = self.vectors.len();
             let is_there = |Vector(number): Vector| (number as usize) < count;
             match step.vectors().into_iter().all(is_there) {
                 true => Ok(step),
-                false => {
-                    Err(format!("the table has {count} vectors from 0 on, too few for {step:?}"))
-                }
+                false => Err(Refusal::Shape.because(format!(
+                    "the table has {count} vectors from 0 on, too few for {step:?}"
+                ))),
             }
         };
         steps.iter().map(read).collect()
@@ -175,11 +184,12 @@ impl<V: Float> Shard for Vectors<V> {
         true
     }
 
-    fn push(&mut self, request: &Request<'_>, _memory: &Pool) -> Result<(), String> {
+    fn push(&mut self, request: &Request<'_>, _memory: &Pool) -> Result<(), Refused> {
         let keys = request.keys;
         let pushed = V::view(request.values).filter(|pushed| pushed.len() == keys.len());
         let pushed = pushed.ok_or_else(|| {
-            format!("{} elements came with {} bytes", keys.len(), request.values.len())
+            let (keys, bytes) = (keys.len(), request.values.len());
+            Refusal::Shape.because(format!("{keys} elements came with {bytes} bytes"))
         })?;
         let number = self.named(request)?;
         match self.run(keys) {
@@ -195,7 +205,7 @@ impl<V: Float> Shard for Vectors<V> {
         Ok(())
     }
 
-    fn pull(&mut self, request: &Request<'_>) -> Result<Pulled<'_>, String> {
+    fn pull(&mut self, request: &Request<'_>) -> Result<Pulled<'_>, Refused> {
         let number = self.named(request)?;
         Ok(match self.run(request.keys) {
             Some(run) => Pulled::Stored(V::bytes(&self.vectors[number][run])),
@@ -218,7 +228,7 @@ impl<V: Float> Shard for Vectors<V> {
         from: u64,
         bytes_max: usize,
         extract: &mut Extract,
-    ) -> Result<Option<u64>, String> {
+    ) -> Result<Option<u64>, Refused> {
         let row_bytes = self.vectors.len() * V::BYTES + size_of::<u64>();
         let length = self.vectors[0].len();
         let first = self.place(from);
@@ -238,14 +248,14 @@ impl<V: Float> Shard for Vectors<V> {
         _lengths: &[u32],
         values: &[u8],
         _memory: &Pool,
-    ) -> Result<(), String> {
+    ) -> Result<(), Refused> {
         let row_bytes = self.vectors.len() * V::BYTES;
         if values.len() != keys.len() * row_bytes {
-            return Err(format!(
+            return Err(Refusal::Shape.because(format!(
                 "{} rows of {row_bytes} bytes came with {} bytes",
                 keys.len(),
                 values.len()
-            ));
+            )));
         }
         for (key, row) in keys.iter().zip(values.chunks_exact(row_bytes)) {
             let place = self.place(*key);
@@ -261,7 +271,7 @@ impl<V: Float> Shard for Vectors<V> {
         steps.into_iter().any(|step| !step.sums())
     }
 
-    fn command(&mut self, _sender: u32, body: &[u8]) -> Result<Vec<u8>, String> {
+    fn command(&mut self, _sender: u32, body: &[u8]) -> Result<Vec<u8>, Refused> {
         let mut sums = Vec::new();
         for step in self.steps(body)? {
             if let Some(sum) = self.execute(step) {

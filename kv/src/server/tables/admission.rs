@@ -16,6 +16,7 @@ use crate::consistency::{
 use crate::filter::List;
 use crate::history::Recorder;
 use crate::op::{BITS, DISCLOSES, FINISHES, Op};
+use crate::refusal::{Refusal, Refused};
 use crate::server::Handles;
 use crate::server::answer::{ReplyTo, answer, post, refuse};
 use crate::server::shard::Request;
@@ -109,11 +110,11 @@ impl AdmissionController {
         range: KeyRange,
         handles: &Handles,
         pool: &Pool,
-    ) -> Result<Option<Box<AdmissionController>>, String> {
+    ) -> Result<Option<Box<AdmissionController>>, Refused> {
         let Some(consistency) = &spec.consistency else { return Ok(None) };
         let controller = handles.controller(consistency, range, spec.store == Store::Dense);
         let mut memory = Account::new(pool, "the consistency model of a table");
-        memory.set(controller.bytes()).map_err(|error| error.to_string())?;
+        memory.set(controller.bytes())?;
         let parked = Parked::default();
         let speculation = consistency.speculation();
         let grows = matches!(
@@ -152,7 +153,7 @@ impl AdmissionController {
     ///
     /// # Errors
     /// The reason why it can never be executed.
-    pub(super) fn arrive(&mut self, request: &Request<'_>) -> Result<Turn, String> {
+    pub(super) fn arrive(&mut self, request: &Request<'_>) -> Result<Turn, Refused> {
         let &Request { sender: worker, clock, keys, pushes: writes, pulls: reads, .. } = request;
         let access = Access { worker, clock, reads, writes, keys };
         if self.is_applied(&access)? {
@@ -173,17 +174,17 @@ impl AdmissionController {
     ///
     /// # Errors
     /// As [`AdmissionController::arrive`].
-    pub(super) fn judge(&mut self, access: &Access<'_>) -> Result<Turn, String> {
+    pub(super) fn judge(&mut self, access: &Access<'_>) -> Result<Turn, Refused> {
         self.charge(access.keys.len())?;
         let AdmissionController { controller, settled: Some(settled), .. } = self else {
             return match self.controller.arrive(access) {
                 Verdict::Previous if self.versions.is_some() => Ok(Turn::Repeated),
                 // The same push again was known before.
-                Verdict::Repeated => Err(format!(
+                Verdict::Repeated => Err(Refusal::Order.because(format!(
                     "worker {} has written these chunks in iteration {} before (push all changes \
                      of a chunk at once)",
                     access.worker, access.clock
-                )),
+                ))),
                 verdict => turn(verdict),
             };
         };
@@ -192,12 +193,12 @@ impl AdmissionController {
         std::mem::swap(controller.members_mut(), settled);
         let announced = controller.announce(access);
         std::mem::swap(controller.members_mut(), settled);
-        announced.map_err(|refusal| refusal.to_string())?;
+        announced?;
         if access.reads && (1..controller.members().slowest()).contains(&access.clock) {
-            return Err(format!(
+            return Err(Refusal::Order.because(format!(
                 "iteration {} has ended, and what its pulls saw is gone with an answer that was lost (pull again in a later one)",
                 access.clock
-            ));
+            )));
         }
         turn(controller.admit(access))
     }
@@ -282,12 +283,12 @@ impl AdmissionController {
     ///
     /// # Errors
     /// If its model has another kind of bound; if there is no memory for it.
-    pub(super) fn take(&mut self, standing: Standing) -> Result<(), String> {
+    pub(super) fn take(&mut self, standing: Standing) -> Result<(), Refused> {
         if let Some(settled) = &mut self.settled {
             settled.clone_from(&standing.members);
         }
         self.history = None;
-        self.controller.take(standing).map_err(|refusal| refusal.to_string())?;
+        self.controller.take(standing)?;
         self.charge(0)
     }
 
@@ -302,7 +303,7 @@ impl AdmissionController {
     ///
     /// # Errors
     /// If only a part of it was.
-    fn is_applied(&self, access: &Access<'_>) -> Result<bool, String> {
+    fn is_applied(&self, access: &Access<'_>) -> Result<bool, Refused> {
         let Access { worker, clock, writes, keys, .. } = *access;
         let (Some(applied), Some(range)) = (&self.applied, range(keys)) else { return Ok(false) };
         if !writes || clock == 0 {
@@ -311,11 +312,11 @@ impl AdmissionController {
         match applied.behind(worker, range, clock)[..] {
             [] => Ok(true),
             [all] if all == range => Ok(false),
-            _ => Err(format!(
+            _ => Err(Refusal::Order.because(format!(
                 "worker {worker} has pushed some of the keys {} to {} in iteration {clock} before (push the others alone)",
                 range.begin(),
                 range.last()
-            )),
+            ))),
         }
     }
 
@@ -352,19 +353,19 @@ impl AdmissionController {
     ///
     /// # Errors
     /// If that iteration is over.
-    pub(super) fn reaches(&self, clock: u64) -> Result<Option<WaitReason>, String> {
+    pub(super) fn reaches(&self, clock: u64) -> Result<Option<WaitReason>, Refused> {
         match self.members().slowest() {
             u64::MAX => Ok(None), // all have left
-            slowest if slowest > clock => Err(format!(
+            slowest if slowest > clock => Err(Refusal::Order.because(format!(
                 "all workers are in iteration {slowest} already, so that iteration {clock} is over"
-            )),
+            ))),
             slowest if slowest < clock => Ok(Some(WaitReason::Slowest(clock))),
             _ => Ok(None),
         }
     }
 
     /// Charges for what a request of `keys` keys may add to the controller.
-    pub(super) fn charge(&mut self, keys: usize) -> Result<(), String> {
+    pub(super) fn charge(&mut self, keys: usize) -> Result<(), Refused> {
         if !self.grows {
             return Ok(());
         }
@@ -374,7 +375,7 @@ impl AdmissionController {
         if most <= self.memory.bytes() {
             return Ok(());
         }
-        self.memory.set(most + most / 4).map_err(|error| error.to_string())
+        self.memory.set(most + most / 4).map_err(Refused::from)
     }
 
     /// Parks a request that has to wait. If it ends its worker's iteration, that is finished
@@ -524,7 +525,7 @@ impl AdmissionController {
         worker: u32,
         clock: u64,
         values: &[u8],
-    ) -> Result<Option<u64>, String> {
+    ) -> Result<Option<u64>, Refused> {
         match op {
             Op::Join => {
                 let clock = self.controller.join(worker, clock);
@@ -537,8 +538,8 @@ impl AdmissionController {
             }
             Op::Bound => {
                 let bound = values.try_into().map(u64::from_le_bytes);
-                let bound = bound.map_err(|_| "a bound has 8 bytes".to_owned())?;
-                self.controller.set_bound(bound).map_err(|refusal| refusal.to_string())?;
+                let bound = bound.map_err(|_| Refusal::Shape.because("a bound has 8 bytes"))?;
+                self.controller.set_bound(bound)?;
                 self.history.as_mut().into_iter().for_each(|it| it.bounded(bound));
                 self.parked.ask_again();
             }
@@ -596,15 +597,13 @@ fn range(keys: &[u64]) -> Option<KeyRange> {
     KeyRange::new(*keys.first()?, keys.last()?.wrapping_add(1))
 }
 
-fn turn(verdict: Verdict) -> Result<Turn, String> {
+fn turn(verdict: Verdict) -> Result<Turn, Refused> {
     match verdict {
         Verdict::Admit => Ok(Turn::Now),
         Verdict::Park(wait_reason) => Ok(Turn::Later(wait_reason)),
         Verdict::Repeated => Ok(Turn::Repeated),
-        Verdict::Previous => {
-            Err("the chunk was read in this iteration before, and has been written since"
-                .to_owned())
-        }
-        Verdict::Refuse(refusal) => Err(refusal.to_string()),
+        Verdict::Previous => Err(Refusal::Order
+            .because("the chunk was read in this iteration before, and has been written since")),
+        Verdict::Refuse(violation) => Err(violation.into()),
     }
 }

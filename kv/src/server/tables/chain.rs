@@ -63,6 +63,7 @@ use super::{AdmissionController, Held, Trouble};
 use crate::consistency::Standing;
 use crate::membership::{ChainMember, ChainOf, Membership};
 use crate::op::Op;
+use crate::refusal::Refused;
 use crate::server::answer::{collect, gather};
 use crate::server::shard::{Extract, Request, Shard};
 use crate::table::TableSpec;
@@ -340,7 +341,7 @@ impl Chain {
         memory: &Pool,
         (sender, timestamp): (Sender, u64),
         (op, request): (Op, &Request<'_>),
-    ) -> Result<Option<(Vec<u32>, Shared)>, String> {
+    ) -> Result<Option<(Vec<u32>, Shared)>, Refused> {
         let fresh;
         let answer = match op {
             Op::Pull | Op::PushPull => {
@@ -350,7 +351,7 @@ impl Chain {
                     None => Ok(Some(rows)),
                     Some(versions) => {
                         let rows = versions.at(request.clock, request.keys, rows, memory);
-                        rows.map(Some).map_err(|error| error.to_string())
+                        rows.map(Some).map_err(Refused::from)
                     }
                 };
             }
@@ -369,12 +370,12 @@ impl Chain {
     }
 
     /// All of the copy but the shard itself, as JSON.
-    fn rest(&self, admission: Option<&AdmissionController>) -> Result<Vec<u8>, String> {
+    fn rest(&self, admission: Option<&AdmissionController>) -> Result<Vec<u8>, Refused> {
         let rest = Rest {
             applied: self.applied.all(),
             model: admission.map(AdmissionController::standing),
         };
-        serde_json::to_vec(&rest).map_err(|error| error.to_string())
+        serde_json::to_vec(&rest).map_err(Refused::from)
     }
 
     /// Where thread `index` stands in this chain now.
@@ -558,7 +559,7 @@ impl Chain {
     ///
     /// # Errors
     /// If there is no memory for an image.
-    fn begin_copy(&mut self, shard: &dyn Shard, begin: u64, pool: &Pool) -> Result<(), String> {
+    fn begin_copy(&mut self, shard: &dyn Shard, begin: u64, pool: &Pool) -> Result<(), Refused> {
         self.copying = match shard.image_bytes() {
             None => None,
             Some(_) => {
@@ -579,12 +580,12 @@ impl Chain {
         text: &str,
         piece_bytes: usize,
         counters: &mut ChainCounters,
-    ) -> Result<bool, String> {
+    ) -> Result<bool, Refused> {
         match self.link {
             Link::Asked | Link::Failed => Ok(false),
             Link::Unasked => {
                 let asked = way.ask_to_follow(text, self.of, self.is_new());
-                if asked.map_err(|error| error.to_string())? {
+                if asked? {
                     self.link = Link::Asked;
                 }
                 Ok(false)
@@ -776,7 +777,7 @@ fn apply(
     op: Op,
     request: &Request<'_>,
     memory: &Pool,
-) -> Result<Option<Vec<u8>>, String> {
+) -> Result<Option<Vec<u8>>, Refused> {
     let &Request { sender, clock, values, .. } = request;
     match op {
         Op::Command => shard.command(sender, values).map(Some),
@@ -804,11 +805,11 @@ fn keep_version(
     shard: &mut dyn Shard,
     push: &Request<'_>,
     memory: &Pool,
-) -> Result<(), String> {
+) -> Result<(), Refused> {
     let is_write = push.pushes && push.clock > 0 && !push.keys.is_empty();
     let Some(versions) = versions.filter(|_| is_write) else { return Ok(()) };
     let read = Request { pushes: false, pulls: true, rows: None, values: &[], ..*push };
     let (lengths, values) = collect(memory, shard, &Request { lengths: &[], ..read })?;
     let entered = versions.enter(push.clock, push.keys, &lengths, &values);
-    entered.map_err(|error| error.to_string())
+    entered.map_err(Refused::from)
 }

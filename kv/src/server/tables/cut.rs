@@ -21,6 +21,7 @@ use super::moving::{Moving, With};
 use super::{Client, Replica, Step, Tables, Trouble};
 use crate::checkpoint::{Piece, Wish};
 use crate::op::Op;
+use crate::refusal::{Refusal, Refused};
 use crate::server::answer::{answer, post};
 use crate::server::shard::{Extract, Shard};
 
@@ -37,7 +38,7 @@ pub(super) struct Cut {
     /// Bytes of a row, as far as it is known.
     row_bytes: usize,
     memory: Account,
-    failed: Option<String>,
+    failed: Option<Refused>,
 }
 
 /// All rows between two keys, as they were.
@@ -67,7 +68,12 @@ impl Cut {
     }
 
     /// The rows from key `from` on, up to those that are kept already.
-    fn read(&mut self, shard: &mut dyn Shard, from: u64, bytes_max: usize) -> Result<Kept, String> {
+    fn read(
+        &mut self,
+        shard: &mut dyn Shard,
+        from: u64,
+        bytes_max: usize,
+    ) -> Result<Kept, Refused> {
         let mut rows = Extract::default();
         let end = shard.give(from, bytes_max, &mut rows)?;
         let until = self.kept.range(from..).next().map(|(first, _)| *first);
@@ -81,7 +87,7 @@ impl Cut {
     }
 
     /// Keeps the rows of sorted `keys` aside that were not read yet.
-    fn keep(&mut self, shard: &mut dyn Shard, keys: &[u64]) -> Result<(), String> {
+    fn keep(&mut self, shard: &mut dyn Shard, keys: &[u64]) -> Result<(), Refused> {
         let Some(next) = self.next else { return Ok(()) };
         let mut keys = &keys[keys.partition_point(|key| *key < next)..];
         while let Some(&key) = keys.first() {
@@ -91,7 +97,7 @@ impl Cut {
                 None => {
                     let bytes_max = (keys.len() * self.row_bytes).min(KEPT_BYTES);
                     let kept = self.read(shard, key, bytes_max)?;
-                    self.memory.add(kept.rows.bytes()).map_err(|error| error.to_string())?;
+                    self.memory.add(kept.rows.bytes())?;
                     let end = kept.end;
                     self.kept.insert(key, kept);
                     end
@@ -104,18 +110,19 @@ impl Cut {
     }
 
     /// Keeps nothing any longer; its reader hears why.
-    fn fail(&mut self, reason: String) {
+    fn fail(&mut self, reason: Refused) {
         self.failed = Some(reason);
         self.kept.clear();
         self.memory.release(self.memory.bytes());
     }
 
     /// The next piece.
-    fn piece(&mut self, shard: &mut dyn Shard, bytes_max: usize) -> Result<Piece, String> {
+    fn piece(&mut self, shard: &mut dyn Shard, bytes_max: usize) -> Result<Piece, Refused> {
         if let Some(reason) = self.failed.take() {
             return Err(reason);
         }
-        let from = self.next.ok_or("all of its rows were read")?;
+        let from =
+            self.next.ok_or_else(|| Refusal::Internal.because("all of its rows were read"))?;
         let kept = match self.kept.remove(&from) {
             Some(kept) => {
                 self.memory.release(kept.rows.bytes());
@@ -146,7 +153,8 @@ pub(super) fn keep(moving: &mut Option<Box<Moving>>, shard: &mut dyn Shard, keys
 #[cold]
 pub(super) fn spoil(moving: &mut Option<Box<Moving>>, what: &str) {
     if let Some(Moving { with: With::Reader(cut), .. }) = moving.as_deref_mut() {
-        cut.fail(format!("{what} has changed its rows meanwhile (try again)"));
+        let why = format!("{what} has changed its rows meanwhile (try again)");
+        cut.fail(Refusal::Busy.because(why));
     }
 }
 
@@ -154,9 +162,10 @@ pub(super) fn spoil(moving: &mut Option<Box<Moving>>, what: &str) {
 ///
 /// # Errors
 /// The reason why they cannot be its rows.
-pub(super) fn put(shard: &mut dyn Shard, wish: &[u8], memory: &Pool) -> Result<(), String> {
-    let (_, body) = Wish::read(wish)?;
-    let Extract { keys, lengths, values } = Piece::decode(body)?.rows;
+pub(super) fn put(shard: &mut dyn Shard, wish: &[u8], memory: &Pool) -> Result<(), Refused> {
+    let (_, body) = Wish::read(wish).map_err(|why| Refusal::Shape.because(why))?;
+    let Extract { keys, lengths, values } =
+        Piece::decode(body).map_err(|why| Refusal::Shape.because(why))?.rows;
     shard.take(&keys, &lengths, &values, memory)
 }
 
@@ -172,10 +181,13 @@ impl Tables {
         client: Client,
         message: &mut Message,
     ) -> Result<Step, Trouble> {
-        let (wish, body) = Wish::read(message.values())?;
+        let (wish, body) =
+            Wish::read(message.values()).map_err(|why| Refusal::Shape.because(why))?;
         let entry = self.find(message.table(), message.range().begin())?;
         if matches!(wish, Wish::Put) {
-            entry.check_keys(&Piece::decode(body)?.rows.keys)?;
+            entry.check_keys(
+                &Piece::decode(body).map_err(|why| Refusal::Shape.because(why))?.rows.keys,
+            )?;
         }
         let has_copies = entry.chain.is_some();
         match wish {
@@ -188,7 +200,7 @@ impl Tables {
                 let Replica { admission, spec, .. } =
                     self.find(message.table(), message.range().begin())?;
                 let reached = admission.as_ref().map_or(Ok(None), |it| it.reaches(message.clock()));
-                let reached = reached.map_err(|why| format!("table {}: {why}", spec.name))?;
+                let reached = reached.map_err(|why| why.of(format_args!("table {}", spec.name)))?;
                 if let Some(wait_reason) = reached {
                     let waits = if has_copies {
                         Step::Await(Some(wait_reason))
@@ -219,7 +231,7 @@ impl Tables {
         message: &Message,
     ) -> Result<Option<Vec<u8>>, Trouble> {
         let piece_bytes = self.moves.piece_bytes;
-        let (wish, _) = Wish::read(message.values())?;
+        let (wish, _) = Wish::read(message.values()).map_err(|why| Refusal::Shape.because(why))?;
         let entry = self.find(message.table(), message.range().begin())?;
         let Replica { moving, shard, range, spec, .. } = entry;
         let with = moving.as_mut().map(|moving| &mut moving.with);
@@ -231,13 +243,17 @@ impl Tables {
                 }
                 return Ok(Some(piece?.encode()));
             }
-            (Wish::Piece, _) => return Err(format!("table {} is not cut", spec.name).into()),
+            (Wish::Piece, _) => {
+                return Err(Refusal::Unsupported
+                    .because(format!("table {} is not cut", spec.name))
+                    .into());
+            }
             (Wish::Cut, Some(With::Reader(cut))) if cut.reader == reader => {
                 *cut = Cut::of(reader, range.begin(), lanes);
             }
             (Wish::Cut, Some(With::Reader(_))) => {
                 let why = "another checkpoint of it is being written (try again later)";
-                return Err(format!("table {}: {why}", spec.name).into());
+                return Err(Refusal::Busy.because(format!("table {}: {why}", spec.name)).into());
             }
             (_, Some(_)) => return Ok(None),
             (Wish::Cut, None) => {

@@ -10,6 +10,7 @@ use super::cut::keep;
 use super::{MoveCounters, Replica, Trouble, Waiting, forward};
 use crate::filter::FILTERED;
 use crate::op::Op;
+use crate::refusal::Refused;
 use crate::server::answer::{answer, gather, post_coded};
 use crate::server::shard::{Pulled, Request};
 
@@ -17,7 +18,7 @@ use crate::server::shard::{Pulled, Request};
 ///
 /// # Errors
 /// The reason why it is invalid.
-pub(super) fn apply(memory: &Pool, entry: &mut Replica, waiting: &Waiting) -> Result<(), String> {
+pub(super) fn apply(memory: &Pool, entry: &mut Replica, waiting: &Waiting) -> Result<(), Refused> {
     let Waiting { worker, message, list, .. } = waiting;
     let Replica { shard, spec, filters, admission, moving, .. } = entry;
     let keys = list.as_ref().map_or(message.keys(), |list| &list.keys);

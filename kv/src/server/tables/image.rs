@@ -8,6 +8,7 @@
 use caravan_van::{Account, Message, Pool};
 
 use super::Replica;
+use crate::refusal::{Refusal, Refused};
 use crate::server::shard::Shard;
 
 /// What a piece begins with: the place of its bytes in the image, and the length of all.
@@ -26,12 +27,12 @@ impl Outgoing {
     ///
     /// # Errors
     /// If there is no memory for that.
-    pub(super) fn of(shard: &dyn Shard, beside: usize, pool: &Pool) -> Result<Outgoing, String> {
+    pub(super) fn of(shard: &dyn Shard, beside: usize, pool: &Pool) -> Result<Outgoing, Refused> {
         let mut memory = Account::new(pool, "the image of a shard");
         let mut bytes = Vec::new();
         let most = shard.image_bytes().unwrap_or(0);
         let charged = memory.add(beside).and_then(|()| memory.reserve(&mut bytes, most));
-        charged.map_err(|error| error.to_string())?;
+        charged?;
         shard.image(&mut bytes);
         Ok(Outgoing { bytes, sent: 0, _memory: memory })
     }
@@ -70,12 +71,13 @@ impl Incoming {
     ///
     /// # Errors
     /// The reason why the shard is not whole.
-    pub(super) fn check(image: Option<&Incoming>) -> Result<(), String> {
+    pub(super) fn check(image: Option<&Incoming>) -> Result<(), Refused> {
         match image {
             None => Ok(()),
             Some(image) => {
                 let (have, len) = (image.bytes.len(), image.len.unwrap_or_default());
-                Err(format!("a shard has not come whole: {have} bytes of {len}"))
+                Err(Refusal::Internal
+                    .because(format!("a shard has not come whole: {have} bytes of {len}")))
             }
         }
     }
@@ -88,20 +90,22 @@ impl Incoming {
     }
 
     /// Adds a piece; returns whether it was the last.
-    fn add(&mut self, piece: &[u8]) -> Result<bool, String> {
+    fn add(&mut self, piece: &[u8]) -> Result<bool, Refused> {
         let cut_off = "a piece of a shard is cut off";
-        let (head, part) = piece.split_at_checked(HEAD_BYTES).ok_or(cut_off)?;
+        let (head, part) =
+            piece.split_at_checked(HEAD_BYTES).ok_or_else(|| Refusal::Internal.because(cut_off))?;
         let (words, _) = head.as_chunks::<8>();
         let [place, len] = [words[0], words[1]].map(u64::from_le_bytes);
         let end = self.bytes.len() as u64 + part.len() as u64;
         if place != self.bytes.len() as u64 || end > len || self.len.is_some_and(|it| it != len) {
             let have = self.bytes.len();
-            return Err(format!("bytes {place} of {len} of a shard come after {have} others"));
+            return Err(Refusal::Internal
+                .because(format!("bytes {place} of {len} of a shard come after {have} others")));
         }
         if self.len.is_none() {
             let room = usize::try_from(len).unwrap_or(usize::MAX);
             let reserved = self.memory.reserve(&mut self.bytes, room);
-            reserved.map_err(|error| error.to_string())?;
+            reserved?;
             self.len = Some(len);
         }
         self.bytes.extend_from_slice(part);
@@ -114,7 +118,7 @@ impl Replica {
     ///
     /// # Errors
     /// The reason why it is invalid, or that memory is short.
-    pub(super) fn take(&mut self, message: &Message, pool: &Pool) -> Result<(), String> {
+    pub(super) fn take(&mut self, message: &Message, pool: &Pool) -> Result<(), Refused> {
         let values = message.values();
         let Some(image) = &mut self.image else {
             return self.shard.take(message.keys(), message.lengths(), values, pool);
@@ -142,11 +146,11 @@ mod tests {
     struct Bytes(Vec<u8>);
 
     impl Shard for Bytes {
-        fn push(&mut self, _: &Request<'_>, _: &Pool) -> Result<(), String> {
+        fn push(&mut self, _: &Request<'_>, _: &Pool) -> Result<(), Refused> {
             Ok(())
         }
 
-        fn pull(&mut self, _: &Request<'_>) -> Result<Pulled<'_>, String> {
+        fn pull(&mut self, _: &Request<'_>) -> Result<Pulled<'_>, Refused> {
             Ok(Pulled::Bytes(0))
         }
 
@@ -196,14 +200,14 @@ mod tests {
             [(0, 30, 10), (20, 30, 10), (10, 31, 10), (10, 30, 21), (10, u64::MAX, 10)]
         {
             let error = incoming.add(&piece(place, len, bytes)).unwrap_err();
-            assert!(error.contains("come after 10 others"), "{error}");
+            assert!(error.reason.contains("come after 10 others"), "{error}");
         }
-        assert!(incoming.add(&[0; HEAD_BYTES - 1]).unwrap_err().contains("cut off"));
+        assert!(incoming.add(&[0; HEAD_BYTES - 1]).unwrap_err().reason.contains("cut off"));
         assert_eq!(incoming.add(&piece(10, 30, 20)), Ok(true));
         for len in [1 << 17, u64::MAX] {
             let mut incoming = Incoming::of(&shard, &pool).unwrap();
             let error = incoming.add(&piece(0, len, 1)).unwrap_err();
-            assert!(error.contains("the image of a shard that comes would take"), "{error}");
+            assert!(error.reason.contains("the image of a shard that comes would take"), "{error}");
         }
         assert!(Outgoing::of(&shard, 1 << 16, &pool).is_err());
     }

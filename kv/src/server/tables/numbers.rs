@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 
 use caravan_van::{Account, Pool};
 
+use crate::refusal::{Refusal, Refused};
+
 /// Bytes of an interval of numbers in the map.
 const INTERVAL_BYTES: usize = 64;
 
@@ -27,9 +29,11 @@ impl Numbers {
     ///
     /// # Errors
     /// If all are used up.
-    pub(super) fn next(&mut self) -> Result<u32, String> {
+    pub(super) fn next(&mut self) -> Result<u32, Refused> {
         let last = self.interval(self.last.saturating_add(1)).map_or(self.last, |(_, last)| last);
-        self.last = last.checked_add(1).ok_or("no number is left for another table")?;
+        self.last = last
+            .checked_add(1)
+            .ok_or_else(|| Refusal::Internal.because("no number is left for another table"))?;
         Ok(self.last)
     }
 
@@ -47,7 +51,7 @@ impl Numbers {
     ///
     /// # Errors
     /// If there is no memory for it.
-    pub(super) fn drop(&mut self, number: u32) -> Result<(), String> {
+    pub(super) fn drop(&mut self, number: u32) -> Result<(), Refused> {
         self.drop_all(number, number)
     }
 
@@ -55,12 +59,12 @@ impl Numbers {
     ///
     /// # Errors
     /// If there is no memory for it.
-    pub(super) fn drop_all(&mut self, first: u32, last: u32) -> Result<(), String> {
+    pub(super) fn drop_all(&mut self, first: u32, last: u32) -> Result<(), Refused> {
         if self.interval(first).is_some_and(|(_, known)| known >= last) {
             return Ok(());
         }
         let bytes = (self.dropped.len() + 1) * INTERVAL_BYTES;
-        self.memory.set(bytes).map_err(|error| error.to_string())?;
+        self.memory.set(bytes)?;
         let before = self.interval(first.saturating_sub(1));
         let first = before.map_or(first, |(before, _)| before);
         let after = self.interval(last.saturating_add(1));
@@ -128,7 +132,7 @@ mod tests {
         assert_eq!([numbers.next(), numbers.next()], [Ok(1), Ok(4)]);
         numbers.last = u32::MAX - 2;
         assert_eq!(numbers.next(), Ok(u32::MAX - 1));
-        assert!(numbers.next().unwrap_err().contains("no number is left"));
+        assert!(numbers.next().unwrap_err().reason.contains("no number is left"));
         let mut scattered = (0..u32::MAX).step_by(2).map(|number| numbers.drop(number));
         assert!(scattered.any(|dropped| dropped.is_err()), "memory is bounded");
     }

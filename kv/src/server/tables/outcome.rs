@@ -6,8 +6,9 @@ use caravan_van::wire::Kind;
 use caravan_van::{Connections, Draft, PeerId};
 
 use super::moving::Moved;
-use crate::consistency::WaitReason;
+use crate::consistency::{Forbidden, WaitReason};
 use crate::op::Op;
+use crate::refusal::{Refusal, Refused};
 use crate::server::answer::{ReplyTo, post, refuse, refuse_dropped};
 
 /// How far a message was served.
@@ -52,7 +53,7 @@ pub(in crate::server) enum Admitted {
 /// Why a record was not served.
 pub(in crate::server) enum Trouble {
     /// The request is refused, for this reason.
-    Refused(String),
+    Refused(Refused),
     /// Its table was dropped.
     Dropped,
     /// Its shard has moved to another server thread.
@@ -66,22 +67,37 @@ pub(in crate::server) enum Trouble {
 }
 
 impl Trouble {
-    /// The reason in words.
-    pub(super) fn into_reason(self) -> String {
+    /// The same as a refusal.
+    pub(super) fn into_refused(self) -> Refused {
         match self {
-            Trouble::Refused(reason) => reason,
-            Trouble::Dropped => "its table was dropped".to_owned(),
-            Trouble::Moved(to) => format!("its shard has moved to server thread {}", to.server),
-            Trouble::Elsewhere => "the chain of its shard is another one by now".to_owned(),
-            Trouble::Lost => "it counts as lost".to_owned(),
-            Trouble::Lane(error) => error.to_string(),
+            Trouble::Refused(refused) => refused,
+            Trouble::Dropped => Refusal::Dropped.because("its table was dropped"),
+            Trouble::Moved(to) => Refusal::NotHead
+                .because(format!("its shard has moved to server thread {}", to.server)),
+            Trouble::Elsewhere => {
+                Refusal::NotHead.because("the chain of its shard is another one by now")
+            }
+            Trouble::Lost => Refusal::Draining.because("it counts as lost"),
+            Trouble::Lane(error) => error.into(),
         }
     }
 }
 
-impl From<String> for Trouble {
-    fn from(reason: String) -> Trouble {
-        Trouble::Refused(reason)
+impl From<Refused> for Trouble {
+    fn from(refused: Refused) -> Trouble {
+        Trouble::Refused(refused)
+    }
+}
+
+impl From<serde_json::Error> for Trouble {
+    fn from(error: serde_json::Error) -> Trouble {
+        Trouble::Refused(error.into())
+    }
+}
+
+impl From<Forbidden> for Trouble {
+    fn from(forbidden: Forbidden) -> Trouble {
+        Trouble::Refused(forbidden.into())
     }
 }
 
@@ -102,14 +118,14 @@ pub(super) fn answer_trouble(
     trouble: Trouble,
 ) -> caravan_van::Result<()> {
     match trouble {
-        Trouble::Refused(reason) => refuse(lanes, reply_to, &reason),
+        Trouble::Refused(refused) => refuse(lanes, reply_to, &refused),
         Trouble::Dropped => refuse_dropped(lanes, reply_to),
         Trouble::Lost | Trouble::Elsewhere => {
             let ReplyTo { peer, table, timestamp } = reply_to;
             let op = if matches!(trouble, Trouble::Lost) { Op::Lost } else { Op::Moved } as u8;
             post(lanes, peer, Draft { op, table, timestamp, ..Draft::new(Kind::Failure) })
         }
-        Trouble::Moved(_) => refuse(lanes, reply_to, &trouble.into_reason()),
+        Trouble::Moved(_) => refuse(lanes, reply_to, &trouble.into_refused()),
         Trouble::Lane(error) => Err(error),
     }
 }

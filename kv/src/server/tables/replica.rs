@@ -14,6 +14,7 @@ use super::moving::Moving;
 use crate::error::Result;
 use crate::filter::AtServer;
 use crate::map::Placement;
+use crate::refusal::{Refusal, Refused};
 use crate::server::handle::Handles;
 use crate::server::shard::{Request, Shard};
 use crate::table::{Initial, TableSpec};
@@ -51,13 +52,13 @@ impl Known {
     ///
     /// # Errors
     /// The reason why it is invalid.
-    pub(in crate::server) fn read(json: &[u8], pool: &Pool) -> Result<Known, String> {
+    pub(in crate::server) fn read(json: &[u8], pool: &Pool) -> Result<Known, Refused> {
         let mut memory = Account::new(pool, "the specification of a table");
-        memory.set(JSON_BYTES * json.len()).map_err(|error| error.to_string())?;
-        let spec: TableSpec = serde_json::from_slice(json).map_err(|error| error.to_string())?;
-        let text = serde_json::to_string(&spec).map_err(|error| error.to_string())?;
-        spec.filters.check(&spec).map_err(|error| error.to_string())?;
-        spec.check_consistency().map_err(|error| error.to_string())?;
+        memory.set(JSON_BYTES * json.len())?;
+        let spec: TableSpec = serde_json::from_slice(json)?;
+        let text = serde_json::to_string(&spec)?;
+        spec.filters.check(&spec)?;
+        spec.check_consistency()?;
         let (is_created, is_complete) = (false, false);
         Ok(Known { spec, text, is_created, is_complete, elsewhere: BTreeSet::new(), memory })
     }
@@ -66,21 +67,22 @@ impl Known {
     ///
     /// # Errors
     /// A text with the specification of this table.
-    pub(in crate::server) fn check_same(&self, wanted: &Known) -> Result<(), String> {
+    pub(in crate::server) fn check_same(&self, wanted: &Known) -> Result<(), Refused> {
         if self.text == wanted.text {
             return Ok(());
         }
-        Err(format!("table {} exists and is another one: {}", self.spec.id, self.text))
+        Err(Refusal::Shape
+            .because(format!("table {} exists and is another one: {}", self.spec.id, self.text)))
     }
 
     /// Forgets what only shards need, once they are built: options and initial values.
-    pub(in crate::server) fn shorten(&mut self) -> Result<(), String> {
+    pub(in crate::server) fn shorten(&mut self) -> Result<(), Refused> {
         let placement = std::mem::take(&mut self.spec.placement);
         self.spec = TableSpec { placement, ..short(&self.spec) };
         let TableSpec { name, namespace, placement, .. } = &self.spec;
         let cut = if let Placement::Cut(firsts) = placement { &firsts[..] } else { &[] };
         let bytes = TABLE_BYTES + self.text.len() + name.len() + namespace.len() + size_of_val(cut);
-        self.memory.set(bytes).map_err(|error| error.to_string())
+        self.memory.set(bytes).map_err(Refused::from)
     }
 
     /// Builds the shard of the keys in `range` of table `number`.
@@ -93,14 +95,13 @@ impl Known {
         range: KeyRange,
         handles: &Handles,
         pool: &Pool,
-    ) -> Result<Replica, String> {
+    ) -> Result<Replica, Refused> {
         let filters = AtServer::new(&self.spec, handles.filters());
-        let filters = filters.map_err(|error| error.to_string())?;
+        let filters = filters?;
         let mut memory = Account::new(pool, "a shard");
         let filters_bytes = if filters.is_some() { FILTERS_BYTES } else { 0 };
         memory
-            .set(SHARD_BYTES + filters_bytes + self.spec.name.len() + self.spec.namespace.len())
-            .map_err(|error| error.to_string())?;
+            .set(SHARD_BYTES + filters_bytes + self.spec.name.len() + self.spec.namespace.len())?;
         let shard = handles.build(&self.spec, range, pool)?;
         let admission = AdmissionController::new(&self.spec, range, handles, pool)?;
         Ok(Replica {
@@ -179,7 +180,7 @@ impl Replica {
     /// # Errors
     /// The reason why it is invalid.
     #[inline(always)]
-    pub(super) fn push(&mut self, request: &Request<'_>, memory: &Pool) -> Result<(), String> {
+    pub(super) fn push(&mut self, request: &Request<'_>, memory: &Pool) -> Result<(), Refused> {
         self.shard.push(request, memory)?;
         if let Some(admission) = &mut self.admission
             && admission.knows_repeats()
@@ -193,7 +194,7 @@ impl Replica {
     ///
     /// # Errors
     /// The reason why its table has to answer at once.
-    pub(super) fn check_keeps(&self) -> Result<(), String> {
+    pub(super) fn check_keeps(&self) -> Result<(), Refused> {
         let Replica { spec, filters, admission, moving, chain, .. } = self;
         let why = [
             (filters.is_some(), "has filters"),
@@ -202,9 +203,8 @@ impl Replica {
             (moving.is_some(), "has a shard that moves or is being read"),
         ];
         match why.iter().find(|(is_so, _)| *is_so) {
-            Some((_, why)) => {
-                Err(format!("table {} {why}, so its handle cannot answer later", spec.name))
-            }
+            Some((_, why)) => Err(Refusal::Unsupported
+                .because(format!("table {} {why}, so its handle cannot answer later", spec.name))),
             None => Ok(()),
         }
     }
@@ -213,17 +213,17 @@ impl Replica {
     ///
     /// # Errors
     /// A text that names the first or last key.
-    pub(in crate::server) fn check_keys(&self, keys: &[u64]) -> Result<(), String> {
+    pub(in crate::server) fn check_keys(&self, keys: &[u64]) -> Result<(), Refused> {
         let (Some(first), Some(last)) = (keys.first(), keys.last()) else { return Ok(()) };
         let Replica { range, spec, .. } = self;
         match [first, last].into_iter().find(|key| !range.contains(**key)) {
             None => Ok(()),
-            Some(key) => Err(format!(
+            Some(key) => Err(Refusal::Key.because(format!(
                 "key {key} of table {} is not in its shard of keys {} to {}",
                 spec.name,
                 range.begin(),
                 range.last()
-            )),
+            ))),
         }
     }
 }

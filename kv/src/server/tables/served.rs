@@ -11,6 +11,7 @@ use super::chain::{CopyState, log_of};
 use super::moving::{Moving, With};
 use super::{Replica, Tables, Trouble};
 use crate::membership::ChainOf;
+use crate::refusal::{Refusal, Refused};
 use crate::table::TableSpec;
 
 /// How far the copies of a server thread's shards are, or of those of all.
@@ -150,11 +151,11 @@ pub(super) fn missing_copy(tables: &Tables, number: u32, key: u64) -> Option<Tro
 }
 
 /// Why nobody serves keys of a table with copies.
-pub(super) fn all_lost(keys: KeyRange, spec: &TableSpec) -> String {
+pub(super) fn all_lost(keys: KeyRange, spec: &TableSpec) -> Refused {
     let (begin, last, copies) = (keys.begin(), keys.last(), spec.replicas);
-    format!(
+    Refusal::Lost.because(format!(
         "all copies of keys {begin} to {last} of table {} are lost: more servers died than its \
          copies bear ({copies}); drop the table, and restore it from a checkpoint if there is one",
         spec.name
-    )
+    ))
 }

@@ -19,6 +19,7 @@ use crate::cost::Cost;
 use crate::history::Recorder;
 use crate::map::{Created, Numbered, Placed};
 use crate::op::Op;
+use crate::refusal::{Refusal, Refused};
 use crate::server::answer::{ReplyTo, answer, post};
 use crate::server::shard::Request;
 use crate::table::TableSpec;
@@ -45,7 +46,8 @@ impl Tables {
                 return Ok(Step::Drop);
             }
             Some(Op::Tables) => {
-                let of = str::from_utf8(message.values()).map_err(|error| error.to_string())?;
+                let of = str::from_utf8(message.values())
+                    .map_err(|error| Refusal::Shape.because(error.to_string()))?;
                 let is_meant = |known: &Known| of.is_empty() || known.spec.is_within(of);
                 let within = self.known.iter().filter(|(_, known)| is_meant(known));
                 let pair = |(number, known): (&u32, &Known)| format!("[{number},{}]", known.text);
@@ -55,7 +57,7 @@ impl Tables {
             }
             Some(Op::Retire) => {
                 let successor = serde_json::from_slice(message.values());
-                let retired = self.retire(successor.map_err(|error| error.to_string())?)?;
+                let retired = self.retire(successor?)?;
                 post_json(lanes, peer, message, &retired)?;
             }
             Some(Op::Copies) => {
@@ -76,9 +78,15 @@ impl Tables {
                 let cost = Cost::of_this_thread(&lanes.counters());
                 post_json(lanes, peer, message, &cost)?;
             }
-            Some(Op::Keys) => return Err("nobody asked for these keys".to_owned().into()),
+            Some(Op::Keys) => {
+                return Err(Refusal::Internal.because("nobody asked for these keys").into());
+            }
             Some(op) => return self.serve_of_shard(lanes, client, message, op),
-            None => return Err(format!("there is no operation {}", message.op()).into()),
+            None => {
+                return Err(Refusal::Unsupported
+                    .because(format!("there is no operation {}", message.op()))
+                    .into());
+            }
         }
         message.advance();
         Ok(Step::Done)
@@ -136,11 +144,17 @@ impl Tables {
                 }
                 let Some(admission) = &mut entry.admission else {
                     let name = &entry.spec.name;
-                    return Err(format!("table {name} has no consistency model").into());
+                    return Err(Refusal::Unsupported
+                        .because(format!("table {name} has no consistency model"))
+                        .into());
                 };
                 admission.serve(lanes, client, message, op)?;
             }
-            _ => return Err(format!("there is no operation {}", message.op()).into()),
+            _ => {
+                return Err(Refusal::Unsupported
+                    .because(format!("there is no operation {}", message.op()))
+                    .into());
+            }
         }
         message.advance();
         Ok(step)
@@ -189,7 +203,7 @@ impl Tables {
         let mut completes = false;
         let wanted = if is_numbered {
             let Numbered { table, dropped, is_complete } =
-                serde_json::from_slice(message.values()).map_err(|error| error.to_string())?;
+                serde_json::from_slice(message.values())?;
             completes = is_complete;
             for (first, last) in dropped {
                 self.numbers.drop_all(first, last)?;
@@ -225,7 +239,7 @@ impl Tables {
                         "table {name} cannot have {replicas} replicas: no server is left that has \
                          founded the cluster"
                     );
-                    return Err(why.into());
+                    return Err(Refusal::Draining.because(why).into());
                 }
                 Ok(self.numbers.next()?)
             }
@@ -236,7 +250,9 @@ impl Tables {
                     true => "which is lost, so there are no new ones",
                     false => "not from this one",
                 };
-                Err(format!("tables get their numbers from server thread {first}, {what}").into())
+                Err(Refusal::NotHead
+                    .because(format!("tables get their numbers from server thread {first}, {what}"))
+                    .into())
             }
             (number, _) => Ok(number),
         }
@@ -264,9 +280,9 @@ impl Tables {
         if self.numbers.is_dropped(number) {
             return Err(Trouble::Dropped);
         }
-        let range = wanted.spec.range().map_err(|error| error.to_string())?;
+        let range = wanted.spec.range().map_err(Refused::from)?;
         let map = wanted.spec.placement.map(range, self.count);
-        let map = map.map_err(|error| error.to_string())?;
+        let map = map.map_err(Refused::from)?;
         let replicas = wanted.spec.replicas;
         self.check_replicas(lanes, &wanted.spec)?;
         let Tables { index, count, handles, histories, chains, entries, moves, .. } = self;
@@ -302,11 +318,11 @@ impl Tables {
             {
                 let out = open((number, place), &entry.spec);
                 let recorder = out.and_then(|out| Recorder::new(out, consistency));
-                admission.history = Some(recorder.map_err(|error| format!("no history: {error}"))?);
+                admission.history = Some(recorder.map_err(no_history)?);
             }
             Ok(entry)
         };
-        let new = own.map(&mut build).collect::<Result<Vec<_>, String>>()?;
+        let new = own.map(&mut build).collect::<Result<Vec<_>, Refused>>()?;
         let takes_none = moves.is_retired() && replicas == 0 && !new.is_empty();
         if takes_none || chains.view.has_left(*index) {
             return Err(Trouble::Lost);
@@ -331,7 +347,7 @@ impl Tables {
     pub(in crate::server) fn drop(
         &mut self,
         number: u32,
-    ) -> Result<(Vec<Waiting>, BTreeSet<usize>), String> {
+    ) -> Result<(Vec<Waiting>, BTreeSet<usize>), Refused> {
         self.numbers.drop(number)?;
         let mut waiting = Vec::new();
         let elsewhere = self.known.remove(&number).map(|known| known.elsewhere);
@@ -347,6 +363,11 @@ impl Tables {
     }
 }
 
+/// Why a table's history cannot be written.
+fn no_history(error: std::io::Error) -> Refused {
+    Refusal::Internal.because(format!("no history: {error}"))
+}
+
 /// Answers a request with this value as JSON.
 fn post_json(
     lanes: &mut Connections,
@@ -354,7 +375,7 @@ fn post_json(
     request: &Message,
     value: &impl Serialize,
 ) -> Result<(), Trouble> {
-    let reply = serde_json::to_vec(value).map_err(|error| error.to_string())?;
+    let reply = serde_json::to_vec(value)?;
     let values = Values::Copied(&reply);
     Ok(post(lanes, peer, Draft { values, ..answer(Kind::Reply, request) })?)
 }

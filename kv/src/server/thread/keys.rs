@@ -7,6 +7,7 @@ use caravan_van::{Message, PeerId, Pool};
 
 use crate::filter::{List, REMEMBERED_BYTES_MAX, Remembered};
 use crate::op::Op;
+use crate::refusal::Refused;
 use crate::runs;
 
 /// The lists of keys that workers have named, and the lanes that were asked for others.
@@ -101,10 +102,10 @@ impl NamedKeys {
     ///
     /// # Errors
     /// Why there are none: the runs are wrong, or their keys take more memory than there is.
-    pub(super) fn write_out(&mut self, message: &Message) -> Result<Rc<List>, String> {
+    pub(super) fn write_out(&mut self, message: &Message) -> Result<Rc<List>, Refused> {
         let (first, counts) = (message.keys(), message.lengths());
         let count = runs::count(first, counts, message.range())?;
-        self.lists.imply(count, runs::keys(first, counts)).map_err(|error| error.to_string())
+        self.lists.imply(count, runs::keys(first, counts)).map_err(Refused::from)
     }
 
     /// Forgets the lists of a shard that has left.

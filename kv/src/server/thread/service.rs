@@ -18,6 +18,7 @@ use crate::error::Result;
 use crate::filter::List;
 use crate::membership::Membership;
 use crate::op::Op;
+use crate::refusal::Refused;
 use crate::server::answer::{ReplyTo, answer, post, refuse, refuse_dropped};
 use crate::server::handle::Handles;
 use crate::server::tables::{
@@ -303,7 +304,7 @@ impl ShardService {
                 let posted = post(&mut self.endpoint.lanes, peer, asks);
                 self.check(peer, posted);
             }
-            Err(error) => self.refuse(peer, &message, &error.to_string()),
+            Err(error) => self.refuse(peer, &message, &error.into()),
         }
     }
 
@@ -335,7 +336,7 @@ impl ShardService {
         match message.kept(self.endpoint.lanes.memory()) {
             Ok(message) => self.handle(peer, message),
             Err(error) => {
-                let refused = refuse(&mut self.endpoint.lanes, reply_to, &error.to_string());
+                let refused = refuse(&mut self.endpoint.lanes, reply_to, &error.into());
                 self.check(peer, refused);
             }
         }
@@ -349,7 +350,7 @@ impl ShardService {
         let is_here = self.tables.get(table, key).is_some();
         match list {
             Ok(list) => self.admit(peer, request, Some(list)),
-            Err(error) => self.refuse(peer, &request, &error.to_string()),
+            Err(error) => self.refuse(peer, &request, &error.into()),
         }
         if !is_here {
             self.keys.forget_shard(table, key);
@@ -359,7 +360,7 @@ impl ShardService {
 
     /// Answers a request with the reason why it cannot be executed.
     #[cold]
-    fn refuse(&mut self, peer: PeerId, message: &Message, reason: &str) {
+    fn refuse(&mut self, peer: PeerId, message: &Message, reason: &Refused) {
         let refused = refuse(&mut self.endpoint.lanes, reply_to(peer, message), reason);
         self.check(peer, refused);
     }

@@ -9,8 +9,8 @@ use std::time::Duration;
 use caravan_kv::consistency::Model;
 use caravan_kv::server::{ChainCounters, Pulled, Request};
 use caravan_kv::{
-    Apps, Cluster, ClusterConfig, Handles, Launch, Placement, ServerAddress, ServerThread, Shard,
-    Table, TableSpec, ValueType, Worker,
+    Apps, Cluster, ClusterConfig, Handles, Launch, Placement, Refusal, Refused, ServerAddress,
+    ServerThread, Shard, Table, TableSpec, ValueType, Worker,
 };
 use caravan_van::sim::{Faults, Network, for_each_seed};
 use caravan_van::wire::{Coding, Kind, Origin};
@@ -343,15 +343,16 @@ struct Charged {
 }
 
 impl Shard for Charged {
-    fn push(&mut self, request: &Request<'_>, _memory: &Pool) -> Result<(), String> {
-        self.memory.add(64).map_err(|error| error.to_string())?;
-        let values = i64::view(request.values).ok_or("sums are integers")?;
+    fn push(&mut self, request: &Request<'_>, _memory: &Pool) -> Result<(), Refused> {
+        self.memory.add(64)?;
+        let values =
+            i64::view(request.values).ok_or_else(|| Refusal::Shape.because("sums are integers"))?;
         let pushed = request.keys.iter().zip(values);
         pushed.for_each(|(key, value)| *self.rows.entry(*key).or_default() += value);
         Ok(())
     }
 
-    fn pull(&mut self, request: &Request<'_>) -> Result<Pulled<'_>, String> {
+    fn pull(&mut self, request: &Request<'_>) -> Result<Pulled<'_>, Refused> {
         let sum = self.rows.get(&request.keys[0]).copied().unwrap_or_default();
         self.answer = sum.to_le_bytes();
         Ok(Pulled::Stored(&self.answer))

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use caravan_kv::consistency::Model;
-use caravan_kv::{Error, Table, TableSpec, ValueType, Worker};
+use caravan_kv::{Error, Refusal, Table, TableSpec, ValueType, Worker};
 use caravan_van::sim::{Faults, Network, for_each_seed};
 
 use crate::sim::faults::Fault;
@@ -39,7 +39,7 @@ fn iterate(
     let pulled = worker.pull(table, &keys(rank))?;
     worker.wait(pulled)?;
     let wait = |worker: &mut Worker, server: usize, pushed| match worker.wait(pushed) {
-        Err(Error::Refused { reason, .. }) if reason.contains("has announced") => {
+        Err(Error::Refused { kind: Refusal::Order, .. }) => {
             given_up.lock().unwrap()[rank as usize][server] += 1;
             Ok(())
         }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use caravan_kv::consistency::Admission;
 use caravan_kv::server::{Extract, Part, Pulled, Request};
-use caravan_kv::{Handles, Placement, Shard, TableSpec, ValueType};
+use caravan_kv::{Handles, Placement, Refusal, Refused, Shard, TableSpec, ValueType};
 use caravan_van::{KeyRange, Pool, Value};
 use serde::{Deserialize, Serialize};
 
@@ -77,12 +77,13 @@ impl Sums {
         sums
     }
 
-    fn add(&mut self, task: u64, of: &[u32], keys: &[u64], values: &[i64]) -> Result<(), String> {
+    fn add(&mut self, task: u64, of: &[u32], keys: &[u64], values: &[i64]) -> Result<(), Refused> {
         let (done, sums) =
             self.tasks.entry(task).or_insert((BTreeSet::new(), vec![0; self.rows.len()]));
         for worker in of {
             if !members(task).contains(worker) || !done.insert(*worker) {
-                return Err(format!("worker {worker} has pushed for task {task} before"));
+                return Err(Refusal::Shape
+                    .because(format!("worker {worker} has pushed for task {task} before")));
             }
         }
         for (key, value) in keys.iter().zip(values) {
@@ -119,13 +120,13 @@ impl Shard for Sums {
         self.clock
     }
 
-    fn push(&mut self, request: &Request<'_>, _: &Pool) -> Result<(), String> {
+    fn push(&mut self, request: &Request<'_>, _: &Pool) -> Result<(), Refused> {
         let values = i64::view(request.values).unwrap();
         self.add(request.clock, &[request.sender - FIRST_WORKER], request.keys, values)
     }
 
     /// The rows, and in place of the last one how many tasks have stepped.
-    fn pull(&mut self, request: &Request<'_>) -> Result<Pulled<'_>, String> {
+    fn pull(&mut self, request: &Request<'_>) -> Result<Pulled<'_>, Refused> {
         let row = |key: &u64| match (key - self.begin) as usize + 1 {
             last if last == self.rows.len() => self.clock as i64,
             at => self.rows[at - 1],
@@ -159,7 +160,7 @@ impl Shard for Sums {
         true
     }
 
-    fn take(&mut self, keys: &[u64], _: &[u32], values: &[u8], _: &Pool) -> Result<(), String> {
+    fn take(&mut self, keys: &[u64], _: &[u32], values: &[u8], _: &Pool) -> Result<(), Refused> {
         let values = i64::view(values).unwrap();
         let task = values[0] as u64;
         self.add(task, &members(task), keys, &values[1..])
@@ -173,12 +174,12 @@ impl Shard for Sums {
         image.extend(serde_json::to_vec(self).unwrap());
     }
 
-    fn restore(&mut self, image: &[u8], _: &Pool) -> Result<(), String> {
+    fn restore(&mut self, image: &[u8], _: &Pool) -> Result<(), Refused> {
         *self = serde_json::from_slice(image).unwrap();
         Ok(())
     }
 
-    fn command(&mut self, _: u32, _: &[u8]) -> Result<Vec<u8>, String> {
+    fn command(&mut self, _: u32, _: &[u8]) -> Result<Vec<u8>, Refused> {
         self.commands += 1;
         Ok(self.commands.to_le_bytes().to_vec())
     }

@@ -7,6 +7,7 @@
 
 mod state;
 
+use caravan_kv::{Refusal, Refused};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -123,16 +124,16 @@ struct Sum {
 
 impl Sum {
     /// Adds the parts of this many workers for task `clock`, or their sum; returns how many are in.
-    fn add(&mut self, clock: u64, workers: usize, part: &[i64]) -> Result<usize, String> {
+    fn add(&mut self, clock: u64, workers: usize, part: &[i64]) -> Result<usize, Refused> {
         if self.clock != clock {
             *self = Sum { clock, pushed: 0, numbers: vec![0; part.len()] };
         }
         if self.numbers.len() != part.len() {
-            return Err(format!(
+            return Err(Refusal::Shape.because(format!(
                 "workers push {} and {} numbers of a block",
                 self.numbers.len(),
                 part.len()
-            ));
+            )));
         }
         self.numbers.iter_mut().zip(part).for_each(|(sum, part)| *sum = sum.wrapping_add(*part));
         self.pushed = self.pushed.saturating_add(workers);
@@ -162,7 +163,7 @@ pub(crate) struct Blocks {
 }
 
 impl Blocks {
-    pub(crate) fn new(options: &serde_json::Value, memory: &Pool) -> Result<Self, String> {
+    pub(crate) fn new(options: &serde_json::Value, memory: &Pool) -> Result<Self, Refused> {
         let Options { workers, scaling } = Options::of(options)?;
         Ok(Blocks {
             workers,
@@ -183,23 +184,25 @@ impl Blocks {
         })
     }
 
-    fn block(&mut self, slot: usize) -> Result<&mut Block, String> {
-        self.blocks.get_mut(&slot).ok_or_else(|| format!("there is no block {slot} here"))
+    fn block(&mut self, slot: usize) -> Result<&mut Block, Refused> {
+        self.blocks
+            .get_mut(&slot)
+            .ok_or_else(|| Refusal::Key.because(format!("there is no block {slot} here")))
     }
 
-    fn charge(&mut self, bytes: usize) -> Result<(), String> {
-        self.memory.add(bytes).map_err(|error| error.to_string())
+    fn charge(&mut self, bytes: usize) -> Result<(), Refused> {
+        self.memory.add(bytes).map_err(Refused::from)
     }
 
     /// Takes the columns of a block.
-    fn plan(&mut self, slot: usize, plan: &[i64]) -> Result<(), String> {
+    fn plan(&mut self, slot: usize, plan: &[i64]) -> Result<(), Refused> {
         let (columns, rest) = plan.as_chunks::<3>();
         let n = columns.len();
         if !rest.is_empty() || !(1..=BLOCK_COLUMNS_MAX).contains(&n) {
-            return Err(format!(
+            return Err(Refusal::Shape.because(format!(
                 "a block of {} numbers is not one of 1 to {BLOCK_COLUMNS_MAX} columns",
                 plan.len()
-            ));
+            )));
         }
         self.charge(n * n * size_of::<f32>() + n * 128 + size_of::<Block>())?;
         let number = |bits: i64| f64::from_bits(bits as u64);
@@ -234,7 +237,7 @@ impl Blocks {
         kind: Kind,
         slot: usize,
         values: &[i64],
-    ) -> Result<(), String> {
+    ) -> Result<(), Refused> {
         let workers = self.workers;
         let units = self.units;
         let scale = self.scale;
@@ -262,7 +265,7 @@ impl Blocks {
                 }
                 let Some((distance, gain)) = block.step(scale) else {
                     self.clock = BROKEN;
-                    return Err(NOT_FINITE.to_owned());
+                    return Err(Refusal::Shape.because(NOT_FINITE));
                 };
                 self.stepped.push(Stepped { block: slot, distance, gain });
                 self.clock = self.clock.max(clock);
@@ -278,16 +281,19 @@ impl Blocks {
         keys: &[u64],
         lengths: &[u32],
         mut values: &[i64],
-    ) -> Result<(), String> {
+    ) -> Result<(), Refused> {
         let began = Instant::now();
         if lengths.len() != keys.len() {
-            return Err("rows of blocks have their own lengths".to_owned());
+            return Err(Refusal::Shape.because("rows of blocks have their own lengths"));
         }
         let mut sums = false;
         for (&key, &length) in keys.iter().zip(lengths) {
-            let (own, rest) = values.split_at_checked(length as usize).ok_or("a row is cut off")?;
+            let (own, rest) = values
+                .split_at_checked(length as usize)
+                .ok_or_else(|| Refusal::Internal.because("a row is cut off"))?;
             values = rest;
-            let (kind, slot) = Kind::of(key).ok_or_else(|| format!("there is no row {key}"))?;
+            let (kind, slot) = Kind::of(key)
+                .ok_or_else(|| Refusal::Key.because(format!("there is no row {key}")))?;
             sums |= kind == Kind::Sum;
             self.put((clock, parts), kind, slot, own)?;
         }
@@ -333,10 +339,10 @@ impl Block {
         }
     }
 
-    fn hold(&self, columns: usize) -> Result<(), String> {
+    fn hold(&self, columns: usize) -> Result<(), Refused> {
         match self.iterate.len() {
             own if own == columns => Ok(()),
-            own => Err(format!("a block has {own} columns, not {columns}")),
+            own => Err(Refusal::Shape.because(format!("a block has {own} columns, not {columns}"))),
         }
     }
 
@@ -347,10 +353,11 @@ impl Block {
         (part, parts): (&[i64], usize),
         units: Units,
         workers: usize,
-    ) -> Result<(), String> {
+    ) -> Result<(), Refused> {
         let n = self.iterate.len();
         if part.len() != self.entries.len() / 2 {
-            return Err(format!("{} integers are no triangle of {n} columns", part.len()));
+            return Err(Refusal::Shape
+                .because(format!("{} integers are no triangle of {n} columns", part.len())));
         }
         for (sums, part) in self.entries.as_chunks_mut::<2>().0.iter_mut().zip(part) {
             *sums = add_halves(*sums, *part);
@@ -459,22 +466,26 @@ impl caravan_kv::Shard for Blocks {
         self.clock
     }
 
-    fn push(&mut self, request: &Request<'_>, _memory: &Pool) -> Result<(), String> {
-        let values = i64::view(request.values).ok_or("blocks are of integers")?;
+    fn push(&mut self, request: &Request<'_>, _memory: &Pool) -> Result<(), Refused> {
+        let values = i64::view(request.values)
+            .ok_or_else(|| Refusal::Shape.because("blocks are of integers"))?;
         self.put_all((request.clock, 1), request.keys, request.lengths, values)
     }
 
-    fn pull(&mut self, request: &Request<'_>) -> Result<Pulled<'_>, String> {
+    fn pull(&mut self, request: &Request<'_>) -> Result<Pulled<'_>, Refused> {
         if self.clock == BROKEN {
-            return Err(NOT_FINITE.to_owned());
+            return Err(Refusal::Shape.because(NOT_FINITE));
         }
         self.lengths.clear();
         self.answer.clear();
         for &key in request.keys {
-            let (kind, slot) = Kind::of(key).ok_or_else(|| format!("there is no row {key}"))?;
+            let (kind, slot) = Kind::of(key)
+                .ok_or_else(|| Refusal::Key.because(format!("there is no row {key}")))?;
             let before = self.answer.len();
-            let block =
-                self.blocks.get(&slot).ok_or_else(|| format!("there is no block {slot} here"))?;
+            let block = self
+                .blocks
+                .get(&slot)
+                .ok_or_else(|| Refusal::Key.because(format!("there is no block {slot} here")))?;
             match kind {
                 Kind::Plan => self.answer.extend_from_slice(&block.plan),
                 Kind::Step | Kind::Direction => self.answer.extend_from_slice(&block.direction),
@@ -482,7 +493,7 @@ impl caravan_kv::Shard for Blocks {
                 Kind::Iterate => {
                     self.answer.extend(block.iterate.iter().map(|v| v.to_bits() as i64))
                 }
-                Kind::Gram => return Err("Hessians are not pulled".to_owned()),
+                Kind::Gram => return Err(Refusal::Unsupported.because("Hessians are not pulled")),
             }
             self.lengths.push((self.answer.len() - before) as u32);
         }
@@ -537,19 +548,20 @@ impl caravan_kv::Shard for Blocks {
         lengths: &[u32],
         values: &[u8],
         _memory: &Pool,
-    ) -> Result<(), String> {
+    ) -> Result<(), Refused> {
         let Summed { clock, parts, values } = Summed::read(values)?;
         self.put_all((clock, parts), keys, lengths, values)
     }
 
-    fn command(&mut self, _sender: u32, body: &[u8]) -> Result<Vec<u8>, String> {
-        match serde_json::from_slice(body).map_err(|error| error.to_string())? {
+    fn command(&mut self, _sender: u32, body: &[u8]) -> Result<Vec<u8>, Refused> {
+        match serde_json::from_slice(body)? {
             Command::Begin { lambda, l2, free, scale, units } => {
                 self.begin(lambda, l2, free, scale, units);
                 Ok(Vec::new())
             }
-            Command::Stepped => serde_json::to_vec(&std::mem::take(&mut self.stepped))
-                .map_err(|error| error.to_string()),
+            Command::Stepped => {
+                serde_json::to_vec(&std::mem::take(&mut self.stepped)).map_err(Refused::from)
+            }
         }
     }
 }
@@ -724,13 +736,13 @@ mod tests {
             (Kind::Gram, 0, 1, "no triangle of 9"),
         ] {
             let error = blocks.put((9, 1), kind, slot, &vec![0; numbers]).unwrap_err();
-            assert!(error.contains(why), "{error}");
+            assert!(error.reason.contains(why), "{error}");
         }
         let nan = blocks.put((9, 1), Kind::Iterate, 0, &bits(&[f64::NAN; N]));
         assert_eq!(nan, Ok(()), "it is refused with the next step");
         blocks.put((9, 1), Kind::Step, 0, &[0; N]).unwrap();
         let error = blocks.put((9, 1), Kind::Step, 0, &[0; N]).unwrap_err();
-        assert!(error.contains("not a finite number"), "{error}");
+        assert!(error.reason.contains("not a finite number"), "{error}");
         assert_eq!(blocks.clock, BROKEN, "nobody waits for the next step");
         let pulled = Request {
             sender: 1,
@@ -745,14 +757,16 @@ mod tests {
             rows: None,
         };
         assert_eq!(blocks.admit(&pulled), Admission::Now);
-        assert!(blocks.pull(&pulled).is_err_and(|why| why == NOT_FINITE));
+        assert!(blocks.pull(&pulled).is_err_and(|why| why.reason == NOT_FINITE));
         let mut blocks = self::blocks(&gram(), Units::Own, &[0.0; N]);
         blocks.put((10, 1), Kind::Sum, 0, &[1, 2]).unwrap();
-        assert!(blocks.put((10, 1), Kind::Sum, 0, &[1]).unwrap_err().contains("2 and 1 numbers"));
+        assert!(
+            blocks.put((10, 1), Kind::Sum, 0, &[1]).unwrap_err().reason.contains("2 and 1 numbers")
+        );
         let large = vec![0; 3 * BLOCK_COLUMNS_MAX];
         let error =
             (1..9).find_map(|slot| blocks.put((9, 1), Kind::Plan, slot, &large).err()).unwrap();
-        assert!(error.contains("blocks of a working set would take"), "{error}");
+        assert!(error.reason.contains("blocks of a working set would take"), "{error}");
         assert!(Blocks::new(&serde_json::json!({ "workers": 0 }), &Pool::new(9)).is_err());
     }
 }

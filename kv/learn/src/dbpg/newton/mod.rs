@@ -41,7 +41,7 @@ mod task;
 mod working;
 
 use caravan_kv::filter::Filters;
-use caravan_kv::{Store, Table, TableSpec, ValueType};
+use caravan_kv::{Refusal, Refused, Store, Table, TableSpec, ValueType};
 use caravan_van::KeyRange;
 use serde::{Deserialize, Serialize};
 
@@ -163,13 +163,13 @@ struct Options {
 }
 
 impl Options {
-    fn of(options: &serde_json::Value) -> Result<Options, String> {
+    fn of(options: &serde_json::Value) -> Result<Options, Refused> {
         match serde_json::from_value(options.clone()) {
             Ok(Options { workers: 0, .. }) => {
-                Err("a table of Newton steps needs a worker".to_owned())
+                Err(Refusal::Shape.because("a table of Newton steps needs a worker"))
             }
             Ok(options) => Ok(options),
-            Err(error) => Err(error.to_string()),
+            Err(error) => Err(error.into()),
         }
     }
 }

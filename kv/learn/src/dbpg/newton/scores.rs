@@ -4,6 +4,7 @@
 //! columns, the driver one for each weight that is not 0: the weight's bits. A request's clock is
 //! the number of the measurement.
 
+use caravan_kv::{Refusal, Refused};
 use std::time::{Duration, Instant};
 
 use caravan_kv::server::{Extract, Part, Pulled, Request};
@@ -166,7 +167,7 @@ pub(crate) struct Scores {
 }
 
 impl Scores {
-    pub(crate) fn new(options: &serde_json::Value, memory: &Pool) -> Result<Self, String> {
+    pub(crate) fn new(options: &serde_json::Value, memory: &Pool) -> Result<Self, Refused> {
         Ok(Scores {
             scaling: Options::of(options)?.scaling,
             clock: 0,
@@ -187,9 +188,9 @@ impl Scores {
         workers: usize,
         keys: &[u64],
         parts: &[[i64; 2]],
-    ) -> Result<(), String> {
+    ) -> Result<(), Refused> {
         let room = (self.keys.len() + keys.len()) * KEY_BYTES;
-        self.memory.set(room).map_err(|error| error.to_string())?;
+        self.memory.set(room)?;
         if clock != self.clock {
             self.clock = clock;
             self.parts = [0, self.parts[0]];
@@ -226,15 +227,14 @@ impl Scores {
         }
     }
 
-    fn read(&mut self, bytes: &[u8]) -> Result<(), String> {
+    fn read(&mut self, bytes: &[u8]) -> Result<(), Refused> {
         let mut image = Reader::of(bytes);
         let most = usize::try_from(image.number()?).unwrap_or(usize::MAX);
-        self.memory.set(most.max(bytes.len())).map_err(|error| error.to_string())?;
+        self.memory.set(most.max(bytes.len()))?;
         self.busy = image.time()?;
         self.clock = image.number()?;
         let parts = image.places()?.try_into();
-        self.parts =
-            parts.map_err(|_| "the image of a shard is damaged: pushes of no measurement")?;
+        self.parts = parts.map_err(|_| image::damaged("pushes of no measurement"))?;
         self.keys = image::keys(&mut image)?;
         self.sums = image::pairs(image.list()?)?;
         image::check(self.sums.len() == self.keys.len(), "sums of other keys")?;
@@ -325,22 +325,23 @@ impl Scores {
 }
 
 impl caravan_kv::Shard for Scores {
-    fn push(&mut self, request: &Request<'_>, _memory: &Pool) -> Result<(), String> {
+    fn push(&mut self, request: &Request<'_>, _memory: &Pool) -> Result<(), Refused> {
         let began = Instant::now();
-        let values = i64::view(request.values).ok_or("gradients are integers")?;
+        let values = i64::view(request.values)
+            .ok_or_else(|| Refusal::Shape.because("gradients are integers"))?;
         let width = request.lengths.first().copied().unwrap_or(0);
         let sane = request.lengths.iter().all(|&length| length == width);
         if !sane || !(1..=2).contains(&width) || values.len() != request.keys.len() * width as usize
         {
-            return Err(format!(
+            return Err(Refusal::Shape.because(format!(
                 "a push of {} keys came with {} values: each has one, its weight, or two, its gradient and its curvature",
                 request.keys.len(),
                 values.len()
-            ));
+            )));
         }
         if width == 1 {
             let room = (self.keys.len() + request.keys.len()) * KEY_BYTES;
-            self.memory.set(room).map_err(|error| error.to_string())?;
+            self.memory.set(room)?;
             let weights = values.iter().map(|bits| f64::from_bits(*bits as u64));
             self.weights = request.keys.iter().copied().zip(weights).collect();
             self.weights_clock = request.clock;
@@ -351,8 +352,8 @@ impl caravan_kv::Shard for Scores {
         Ok(())
     }
 
-    fn pull(&mut self, _request: &Request<'_>) -> Result<Pulled<'_>, String> {
-        Err("sums of gradients are not pulled".to_owned())
+    fn pull(&mut self, _request: &Request<'_>) -> Result<Pulled<'_>, Refused> {
+        Err(Refusal::Unsupported.because("sums of gradients are not pulled"))
     }
 
     fn read(&mut self, _request: &Request<'_>, _into: &mut [u8]) {
@@ -381,22 +382,29 @@ impl caravan_kv::Shard for Scores {
         lengths: &[u32],
         values: &[u8],
         _memory: &Pool,
-    ) -> Result<(), String> {
+    ) -> Result<(), Refused> {
         let Summed { clock, parts, values } = Summed::<i64>::read(values)?;
         let (pairs, rest) = values.as_chunks::<2>();
         let are_pairs = rest.is_empty() && pairs.len() == keys.len();
         if !are_pairs || lengths.iter().any(|length| *length != 2) {
-            return Err(format!("a sum of {} keys came with {} values", keys.len(), values.len()));
+            return Err(Refusal::Shape.because(format!(
+                "a sum of {} keys came with {} values",
+                keys.len(),
+                values.len()
+            )));
         }
         self.add(clock, parts, keys, pairs)
     }
 
-    fn command(&mut self, _sender: u32, body: &[u8]) -> Result<Vec<u8>, String> {
-        let command = serde_json::from_slice(body).map_err(|error| error.to_string())?;
-        self.memory.check(self.keys.len() * 2 * COLUMN_BYTES).map_err(|error| error.to_string())?;
+    fn command(&mut self, _sender: u32, body: &[u8]) -> Result<Vec<u8>, Refused> {
+        let command = serde_json::from_slice(body)?;
+        self.memory.check(self.keys.len() * 2 * COLUMN_BYTES)?;
         match command {
             Command::Select { clock, .. } if clock != self.clock && !self.keys.is_empty() => {
-                Err(format!("measurement {clock} is asked for, but {} is here", self.clock))
+                Err(Refusal::Order.because(format!(
+                    "measurement {clock} is asked for, but {} is here",
+                    self.clock
+                )))
             }
             Command::Select { lambda, l2, free, count, scales, .. } => {
                 let rule = Proximal { l2, free, ..Proximal::new(lambda) };
@@ -405,12 +413,12 @@ impl caravan_kv::Shard for Scores {
             Command::Excess { lambda, off, free, scale } => {
                 let over = self.steepness(off, free, scale).map(|(g, off)| g - (lambda - off));
                 let sum: f64 = over.map(|over| over.max(0.0) * over.max(0.0)).sum();
-                serde_json::to_vec(&sum).map_err(|error| error.to_string())
+                serde_json::to_vec(&sum).map_err(Refused::from)
             }
             Command::Steepest { off, free, scale } => {
                 let steepest = self.steepness(off, free, scale).map(|(g, off)| g + off);
                 let steepest = steepest.fold(0.0, f64::max);
-                serde_json::to_vec(&steepest).map_err(|error| error.to_string())
+                serde_json::to_vec(&steepest).map_err(Refused::from)
             }
         }
     }
@@ -484,10 +492,10 @@ mod tests {
             scales: [ONE; 2],
         };
         let error = scores.command(0, &serde_json::to_vec(&command).unwrap()).unwrap_err();
-        assert!(error.contains("measurement 1") && error.contains('2'), "{error}");
+        assert!(error.reason.contains("measurement 1") && error.reason.contains('2'), "{error}");
         let many: Vec<u64> = (0..60_000).collect();
         let error = scores.add(3, 1, &many, &vec![[1; 2]; 60_000]).unwrap_err();
-        assert!(error.contains("gradients of columns would take"), "{error}");
+        assert!(error.reason.contains("gradients of columns would take"), "{error}");
     }
 
     /// Two of three workers have columns here, and not the same.

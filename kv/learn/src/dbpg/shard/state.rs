@@ -1,5 +1,6 @@
 //! The state of a shard as bytes: all in which it differs from a new one with the same options.
 
+use caravan_kv::Refused;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -40,7 +41,7 @@ pub(super) fn write(shard: &Shard, image: &mut Writer<'_>) {
 ///
 /// # Errors
 /// The reason why it is none, or that there is no memory for it.
-pub(super) fn read(shard: &mut Shard, bytes: &[u8]) -> Result<(), String> {
+pub(super) fn read(shard: &mut Shard, bytes: &[u8]) -> Result<(), Refused> {
     let mut image = Reader::of(bytes);
     let most = usize::try_from(image.number()?).unwrap_or(usize::MAX);
     charge(shard.memory.set(most.max(bytes.len())))?;
@@ -50,7 +51,8 @@ pub(super) fn read(shard: &mut Shard, bytes: &[u8]) -> Result<(), String> {
     let keys = shard.state.keys().len();
     let is_settled = image.number()? != 0;
     for _ in 0..image.count()? {
-        let worker = image.number()?.try_into().map_err(|_| "there is no such worker")?;
+        let worker =
+            image.number()?.try_into().map_err(|_| image::damaged("there is no such worker"))?;
         let held = match image.number()? {
             0 => held(shard, &mut image)?,
             _ => positions(&mut image, keys)?,
@@ -80,14 +82,14 @@ pub(super) fn read(shard: &mut Shard, bytes: &[u8]) -> Result<(), String> {
 }
 
 /// Keys that a worker has announced, all of which are coordinates.
-fn held(shard: &Shard, image: &mut Reader<'_>) -> Result<Held, String> {
+fn held(shard: &Shard, image: &mut Reader<'_>) -> Result<Held, Refused> {
     let keys = image::keys(image)?;
     let are_known = keys.iter().all(|key| shard.state.keys().binary_search(key).is_ok());
     image::check(are_known, "keys that are no coordinates").map(|()| Held::Keys(keys))
 }
 
 /// The places of those keys among all `keys`.
-fn positions(image: &mut Reader<'_>, keys: usize) -> Result<Held, String> {
+fn positions(image: &mut Reader<'_>, keys: usize) -> Result<Held, Refused> {
     let positions: Vec<u32> = image.list()?;
     let is_sorted = positions.is_sorted_by(|a, b| a < b);
     let are_there = positions.last().is_none_or(|last| (*last as usize) < keys);
@@ -113,16 +115,19 @@ impl Task {
         sum.iter().for_each(|sum| sum.write(image));
     }
 
-    fn read(image: &mut Reader<'_>, ranges: &[Range<usize>]) -> Result<Task, String> {
+    fn read(image: &mut Reader<'_>, ranges: &[Range<usize>]) -> Result<Task, Refused> {
         let block = usize::try_from(image.number()?).unwrap_or(usize::MAX);
         let range = ranges.get(block);
-        let len = range.ok_or("the image of a shard is damaged: there is no such block")?.len();
+        let len = range.ok_or_else(|| image::damaged("there is no such block"))?.len();
         let workers = usize::try_from(image.number()?).unwrap_or(usize::MAX);
         let missing: Vec<u32> = image.list()?;
         image::check(missing.is_sorted_by(|a, b| a < b), "workers are not in order")?;
         let mut early = BTreeMap::new();
         for _ in 0..image.count()? {
-            let worker = image.number()?.try_into().map_err(|_| "there is no such worker")?;
+            let worker = image
+                .number()?
+                .try_into()
+                .map_err(|_| image::damaged("there is no such worker"))?;
             early.insert(worker, Push::read(image, len)?);
         }
         let sum = match image.number()? {
@@ -136,7 +141,7 @@ impl Task {
 
 impl Push {
     /// Reads a push to a block of `len` coordinates.
-    fn read(image: &mut Reader<'_>, len: usize) -> Result<Push, String> {
+    fn read(image: &mut Reader<'_>, len: usize) -> Result<Push, Refused> {
         let positions = image.places()?;
         let (gradient, curvature): (Vec<f64>, Vec<f64>) = (image.list()?, image.list()?);
         let active: Vec<bool> = image.flags()?.iter().map(|active| *active != 0).collect();
@@ -183,7 +188,7 @@ mod tests {
         Shard::new(&options(), &Pool::new(1 << 20)).unwrap()
     }
 
-    fn push(shard: &mut Shard, sender: u32, clock: u64, keys: &[u64]) -> Result<(), String> {
+    fn push(shard: &mut Shard, sender: u32, clock: u64, keys: &[u64]) -> Result<(), Refused> {
         let numbers: Vec<f64> = keys.iter().flat_map(|key| [-3.0 - *key as f64, 2.0]).collect();
         push_numbers(shard, sender, clock, keys, &numbers)
     }
@@ -194,7 +199,7 @@ mod tests {
         clock: u64,
         keys: &[u64],
         numbers: &[f64],
-    ) -> Result<(), String> {
+    ) -> Result<(), Refused> {
         let request = Request {
             sender,
             command: 0,
@@ -210,7 +215,7 @@ mod tests {
         shard.push(&request, &Pool::new(1 << 20))
     }
 
-    fn command(shard: &mut Shard, command: &Command) -> Result<Vec<u8>, String> {
+    fn command(shard: &mut Shard, command: &Command) -> Result<Vec<u8>, Refused> {
         shard.command(0, &serde_json::to_vec(command).unwrap())
     }
 
@@ -230,7 +235,7 @@ mod tests {
         assert_eq!(shard.clock(), 0, "pulls of task 1 wait");
         let numbers = [f64::NAN, 1.0, 0.0, 1.0];
         let error = push_numbers(&mut shard, 1, 1, &KEYS[..2], &numbers).unwrap_err();
-        assert!(error.contains("not a finite number"), "{error}");
+        assert!(error.reason.contains("not a finite number"), "{error}");
         assert_eq!(shard.clock(), 2, "pulls of both tasks are answered");
         command(&mut shard, &pass(3, None)).unwrap();
     }

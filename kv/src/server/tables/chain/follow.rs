@@ -13,6 +13,7 @@ use super::sessions::Sender;
 use super::{Around, apply, keep_version};
 use crate::node::Role;
 use crate::op::{BITS, DISCLOSES, FINISHES, Op};
+use crate::refusal::{Refusal, Refused};
 use crate::server::answer::post;
 use crate::server::shard::Request;
 use crate::server::tables::{Replica, Step, Tables, Trouble};
@@ -72,13 +73,14 @@ pub(in crate::server) fn serve_forwarded(
             Trouble::Elsewhere => Op::Follow,
             _ => Op::Record,
         };
-        let reason = trouble.into_reason();
+        let refused = trouble.into_refused();
         let failure = Draft {
             op: op as u8,
             table: message.table(),
             range: message.range(),
             timestamp: message.timestamp(),
-            values: Values::Copied(reason.as_bytes()),
+            command: refused.kind.number(),
+            values: Values::Copied(refused.reason.as_bytes()),
             ..Draft::new(Kind::Failure)
         };
         post(lanes, peer, failure)?;
@@ -95,25 +97,30 @@ fn apply_forwarded(
 ) -> Result<Step, Trouble> {
     let node = tables.chains.nodes.get(&peer);
     if node.is_none_or(|node| Role::of(node.role) != Some(Role::Server)) {
-        return Err("records come from servers alone, and this is none".to_owned().into());
+        return Err(Refusal::Unsupported
+            .because("records come from servers alone, and this is none")
+            .into());
     }
     let thread = node.and_then(|node| node.thread);
-    let thread = thread.ok_or_else(|| "it has not asked this thread to follow".to_owned())?;
+    let thread = thread
+        .ok_or_else(|| Refusal::Internal.because("it has not asked this thread to follow"))?;
     let of = Forwarded::of(peer, message);
-    let of = of.ok_or_else(|| format!("operation {} is no record", message.op()))?;
+    let of = of.ok_or_else(|| {
+        Refusal::Unsupported.because(format!("operation {} is no record", message.op()))
+    })?;
     tables.check_lost(thread)?;
     tables.seek(message.table(), message.range().begin())?;
     let Tables { entries, chains, last, index, .. } = tables;
     let entry = &mut entries[*last];
     let Replica { chain: Some(chain), image, .. } = &mut *entry else {
-        return Err("this shard has no copies".to_owned().into());
+        return Err(Refusal::Unsupported.because("this shard has no copies").into());
     };
     let seen = chain.seen(chains, *index);
     if seen.is_placed && seen.previous != Some(thread) {
         return Err(Trouble::Elsewhere);
     }
     if !chain.is_whole && (chain.comes_from != Some(peer) || image.is_some()) {
-        return Err("no copy comes from there".to_owned().into());
+        return Err(Refusal::Unsupported.because("no copy comes from there").into());
     }
     let mut around = Around { lanes, chains, index: *index };
     let op = of.op as u8 | of.ends;
@@ -186,7 +193,12 @@ impl Replica {
     }
 
     /// Ends a copy that could not apply what the thread before this one has applied.
-    fn spoil(&mut self, around: &mut Around<'_>, run: &mut PushRun<'_>, reason: String) -> Trouble {
+    fn spoil(
+        &mut self,
+        around: &mut Around<'_>,
+        run: &mut PushRun<'_>,
+        reason: Refused,
+    ) -> Trouble {
         around.log_run(self, run);
         if let Some(chain) = &mut self.chain {
             chain.is_whole = false; // it is one no longer
@@ -201,7 +213,7 @@ impl Replica {
         lanes: &Connections,
         (of, timestamp): (Forwarded, u64),
         request: &Request<'_>,
-    ) -> Result<(), String> {
+    ) -> Result<(), Refused> {
         let Forwarded { op, ends, sender, .. } = of;
         let Replica { chain: Some(chain), shard, admission, .. } = self else { return Ok(()) };
         let memory = lanes.memory();

@@ -20,6 +20,7 @@ use super::sessions::Sender;
 use super::{Around, Chain, Chains, Link};
 use crate::consistency::Access;
 use crate::op::{BITS, FINISHES, Op};
+use crate::refusal::{Refusal, Refused};
 use crate::server::shard::{Extract, Request, Shard};
 use crate::server::tables::{Replica, Tables};
 
@@ -205,11 +206,13 @@ impl Replica {
         &mut self,
         request: &Request<'_>,
         memory: &Pool,
-    ) -> Result<(), String> {
+    ) -> Result<(), Refused> {
         let Replica { chain: Some(chain), shard, admission, .. } = self else { return Ok(()) };
         let &Request { keys, lengths, .. } = request;
         let read = Mark::read_all(request.values);
-        let (marks, values) = read.ok_or("what is in its rows is cut off, or is no push")?;
+        let (marks, values) = read.ok_or_else(|| {
+            Refusal::Internal.because("what is in its rows is cut off, or is no push")
+        })?;
         if !chain.is_whole {
             return shard.take(keys, lengths, values, memory);
         }

@@ -18,6 +18,7 @@ use caravan_van::{Connections, Draft, KeyRange, Message, PeerId, Shared, Values}
 use super::sessions::Sender;
 use crate::filter::List;
 use crate::op::{BITS, DISCLOSES, FINISHES, Op};
+use crate::refusal::Refused;
 use crate::server::answer::{ReplyTo, post, post_values, refuse};
 use crate::server::shard::Request;
 use crate::server::tables::Trouble;
@@ -97,7 +98,7 @@ pub(super) struct Reply {
     pub(super) to: ReplyTo,
     /// The answer to a pull or a command, as the shard was when it was its turn; or why there is
     /// none.
-    pub(super) answer: Result<Option<(Vec<u32>, Shared)>, String>,
+    pub(super) answer: Result<Option<(Vec<u32>, Shared)>, Refused>,
 }
 
 /// A shard, by the number of its table and its keys.

@@ -31,6 +31,7 @@ use super::sessions::Sender;
 use super::{Chain, Chains};
 use crate::consistency::{Access, Order, WaitReason};
 use crate::op::{BITS, FINISHES, Op};
+use crate::refusal::Refused;
 use crate::server::shard::Request;
 use crate::server::tables::admission::Turn;
 use crate::server::tables::{AdmissionController, Held, Replica, Tables};
@@ -198,7 +199,7 @@ impl Awaiting {
 
 impl Replica {
     /// What the table's model says of a request, which is an input or not.
-    pub(super) fn judge(&mut self, is_input: bool, request: &Request<'_>) -> Result<Turn, String> {
+    pub(super) fn judge(&mut self, is_input: bool, request: &Request<'_>) -> Result<Turn, Refused> {
         let access = Access { writes: request.pushes && is_input, ..access(request) };
         match &mut self.admission {
             Some(admission) if access.reads || access.writes => admission.judge(&access),

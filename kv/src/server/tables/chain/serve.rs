@@ -16,6 +16,7 @@ use super::{Around, Chain, Chains, Link, apply};
 use crate::consistency::{Access, Admission};
 use crate::filter::List;
 use crate::op::{DISCLOSES, FINISHES, Op};
+use crate::refusal::{Refusal, Refused};
 use crate::server::answer::ReplyTo;
 use crate::server::shard::Request;
 use crate::server::tables::admission::{AdmissionController, Turn};
@@ -60,7 +61,7 @@ enum Fate {
     /// What is new of it is executed, unless it is refused.
     Goes {
         new: Option<Op>,
-        judged: Result<(), String>,
+        judged: Result<(), Refused>,
     },
 }
 
@@ -285,7 +286,7 @@ impl Replica {
         common: Request<'_>,
         message: &mut Message,
         run: &mut PushRun<'_>,
-    ) -> Option<String> {
+    ) -> Option<Refused> {
         let Replica { chain: Some(chain), shard, filters, admission, moving, spec, range, .. } =
             self
         else {
@@ -335,7 +336,7 @@ impl Replica {
         around: &mut Around<'_>,
         message: &Message,
         run: &mut PushRun<'_>,
-        reason: String,
+        reason: Refused,
     ) {
         around.log_run(self, run);
         let timestamp = message.timestamp();
@@ -453,7 +454,7 @@ impl Replica {
         asked: Asked,
         request: &Request<'_>,
         run: &mut PushRun<'_>,
-    ) -> Result<Fate, String> {
+    ) -> Result<Fate, Refused> {
         let Asked { op, ends, sender, timestamp, .. } = asked;
         let admission = self.admit_chained(op, request)?;
         let Around { lanes, chains, index } = around;
@@ -488,7 +489,7 @@ impl Replica {
         let judged = match self.judge(new.is_some(), request) {
             Ok(Turn::Later(wait_reason)) => return Ok(Fate::Waits(Step::Await(Some(wait_reason)))),
             Ok(_) if op == Op::Join && chains.view.workers.contains(&sender.node) => {
-                Err("this worker counts as lost".to_owned())
+                Err(Refusal::Draining.because("this worker counts as lost"))
             }
             // A read that was counted, whose answer was lost.
             Ok(Turn::Repeated) => return Ok(Fate::Goes { new: None, judged: Ok(()) }),
@@ -507,7 +508,7 @@ impl Replica {
         (sender, timestamp): (Sender, u64),
         (is_input, new): (bool, Option<Op>),
         request: &Request<'_>,
-    ) -> Result<(), String> {
+    ) -> Result<(), Refused> {
         let Replica { chain: Some(chain), shard, admission, moving, .. } = self else {
             return Ok(());
         };
@@ -546,7 +547,7 @@ impl Replica {
     ///
     /// # Errors
     /// If inputs would have to wait: what comes again is known by the order of inputs.
-    fn admit_chained(&self, op: Op, request: &Request<'_>) -> Result<Admission, String> {
+    fn admit_chained(&self, op: Op, request: &Request<'_>) -> Result<Admission, Refused> {
         if tells_clock(op) || matches!(op, Op::Fresh | Op::Checkpoint) {
             return Ok(Admission::Now);
         }
@@ -554,10 +555,10 @@ impl Replica {
         let is_input = request.pushes || !request.pulls;
         match admission {
             Admission::Kept => self.check_keeps().map(|()| admission),
-            Admission::AfterClock(_) if is_input => Err(format!(
+            Admission::AfterClock(_) if is_input => Err(Refusal::Unsupported.because(format!(
                 "table {} has replicas, so its handle lets nothing but pulls wait",
                 self.spec.name
-            )),
+            ))),
             _ => Ok(admission),
         }
     }
@@ -580,7 +581,10 @@ impl Replica {
         };
         let (begin, last) = (self.range.begin(), self.range.last());
         let name = &self.spec.name;
-        Err(format!("keys {begin} to {last} of table {name} are served by server thread {first}")
+        Err(Refusal::NotHead
+            .because(format!(
+                "keys {begin} to {last} of table {name} are served by server thread {first}"
+            ))
             .into())
     }
 }

@@ -6,6 +6,8 @@ use caravan_van::wire::Origin;
 use caravan_van::{Account, Pool};
 use serde::{Deserialize, Serialize};
 
+use crate::refusal::{Refusal, Refused};
+
 /// Memory of what was applied of a worker, without an answer.
 const SENDER_BYTES: usize = 128;
 
@@ -103,11 +105,11 @@ impl ClientSessions {
 
     /// Charges for a worker of which nothing was applied so far. This comes before its inputs are
     /// applied: what is refused is in no copy.
-    pub(super) fn charge(&mut self, sender: Sender) -> Result<(), String> {
+    pub(super) fn charge(&mut self, sender: Sender) -> Result<(), Refused> {
         if self.get(sender).is_some() {
             return Ok(());
         }
-        self.memory.add(SENDER_BYTES).map_err(|error| error.to_string())
+        self.memory.add(SENDER_BYTES).map_err(Refused::from)
     }
 
     /// The session of a worker, for several of its records.
@@ -119,9 +121,9 @@ impl ClientSessions {
     ///
     /// # Errors
     /// If there is no memory for them.
-    pub(super) fn take(&mut self, applied: Vec<(Sender, Applied)>) -> Result<(), String> {
+    pub(super) fn take(&mut self, applied: Vec<(Sender, Applied)>) -> Result<(), Refused> {
         let bytes = applied.iter().map(|(_, applied)| SENDER_BYTES + applied.answer.len()).sum();
-        self.memory.set(bytes).map_err(|error| error.to_string())?;
+        self.memory.set(bytes)?;
         self.applied = applied;
         self.applied.sort_by_key(|(sender, _)| *sender);
         Ok(())
@@ -156,9 +158,10 @@ impl ClientSessions {
     ///
     /// # Errors
     /// That they were.
-    pub(super) fn check(&self, (sender, timestamp): (Sender, u64)) -> Result<(), String> {
+    pub(super) fn check(&self, (sender, timestamp): (Sender, u64)) -> Result<(), Refused> {
         match self.get(sender).is_some_and(|it| it.refused.binary_search(&timestamp).is_ok()) {
-            true => Err("it was refused before; an answer that was lost said why".to_owned()),
+            true => Err(Refusal::Internal
+                .because("it was refused before; an answer that was lost said why")),
             false => Ok(()),
         }
     }
@@ -169,10 +172,10 @@ impl ClientSessions {
     }
 
     /// The answer to a command that was applied.
-    pub(super) fn answer(&self, sender: Sender, timestamp: u64) -> Result<&[u8], String> {
+    pub(super) fn answer(&self, sender: Sender, timestamp: u64) -> Result<&[u8], Refused> {
         let applied = self.get(sender).filter(|applied| applied.command == timestamp);
         let gone = "this command was executed, and there was no memory to keep its answer";
-        applied.map(|applied| &applied.answer[..]).ok_or_else(|| gone.to_owned())
+        applied.map(|applied| &applied.answer[..]).ok_or_else(|| Refusal::Memory.because(gone))
     }
 
     /// All of them.

@@ -13,6 +13,7 @@ use super::{
 use crate::membership::{ChainMember, ChainOf, Membership};
 use crate::node::{Role, is_client};
 use crate::op::{Asker, Op};
+use crate::refusal::{Refusal, Refused};
 use crate::server::answer::ReplyTo;
 use crate::server::tables::image::Incoming;
 use crate::server::tables::versions::VERSIONS;
@@ -44,9 +45,8 @@ impl Tables {
         message: &Message,
         memory: &Pool,
     ) -> Result<(), Trouble> {
-        let view: Membership =
-            serde_json::from_slice(message.values()).map_err(|error| error.to_string())?;
-        view.check(self.count)?;
+        let view: Membership = serde_json::from_slice(message.values())?;
+        view.check(self.count).map_err(|why| Refusal::Shape.because(why))?;
         self.join_view(&view, memory);
         if let Some(node) = self.chains.nodes.get_mut(&peer) {
             node.heard = view.events.len() as u64;
@@ -71,15 +71,18 @@ impl Tables {
     /// # Errors
     /// If servers alone ask for it, and this is none; or workers and drivers alone, which the
     /// scheduler tells.
-    pub(in crate::server::tables) fn check_role(&self, peer: PeerId, op: Op) -> Result<(), String> {
+    pub(in crate::server::tables) fn check_role(
+        &self,
+        peer: PeerId,
+        op: Op,
+    ) -> Result<(), Refused> {
         let role = self.chains.nodes.get(&peer).map_or(0, |node| node.role);
         match op.asker() {
-            Asker::Client if !is_client(role) => {
-                Err(format!("{op:?} comes from workers and drivers alone, and this is neither"))
-            }
-            Asker::Server if Role::of(role) != Some(Role::Server) => {
-                Err(format!("{op:?} comes from servers alone, and this is none"))
-            }
+            Asker::Client if !is_client(role) => Err(Refusal::Unsupported.because(format!(
+                "{op:?} comes from workers and drivers alone, and this is neither"
+            ))),
+            Asker::Server if Role::of(role) != Some(Role::Server) => Err(Refusal::Unsupported
+                .because(format!("{op:?} comes from servers alone, and this is none"))),
             _ => Ok(()),
         }
     }
@@ -106,7 +109,7 @@ impl Tables {
                 let chain = entry.chain.as_ref();
                 if chain.is_none_or(|chain| chain.comes_from != Some(peer)) {
                     let is_placed = chain.is_some_and(|it| chains.view.has_entry(it.of));
-                    let why = || "no copy comes from there".to_owned().into();
+                    let why = || Refusal::Internal.because("no copy comes from there").into();
                     return Err(if is_placed { Trouble::Elsewhere } else { why() });
                 }
                 if op == Op::Rows && message.command() == VERSIONS {
@@ -116,7 +119,7 @@ impl Tables {
                 } else if let Some(chain) = &mut entry.chain {
                     Incoming::check(entry.image.as_deref())?;
                     let rest = serde_json::from_slice(message.values());
-                    let Rest { applied, model } = rest.map_err(|error| error.to_string())?;
+                    let Rest { applied, model } = rest?;
                     chain.applied.take(applied)?;
                     if let (Some(admission), Some(model)) = (&mut entry.admission, model) {
                         admission.take(model)?;
@@ -141,18 +144,16 @@ impl Tables {
         message: &Message,
     ) -> Result<bool, Trouble> {
         let (number, range) = (message.table(), message.range());
-        let Follow { table, from, of, is_unused, view } =
-            serde_json::from_slice(message.values()).map_err(|error| error.to_string())?;
+        let Follow { table, from, of, is_unused, view } = serde_json::from_slice(message.values())?;
         if (of.table, of.begin) != (number, range.begin()) {
             let (ChainOf { table, begin, .. }, key) = (of, range.begin());
-            return Err(format!(
+            return Err(Refusal::Shape.because(format!(
                 "it asks to follow the shard from key {begin} of table number {table} by a message \
                  about that from key {key} of number {number}"
-            )
-            .into());
+            )).into());
         }
         if let Some(view) = view {
-            view.check(self.count)?;
+            view.check(self.count).map_err(|why| Refusal::Shape.because(why))?;
             self.join_view(&view, lanes.memory());
         }
         self.check_lost(from)?;
@@ -165,7 +166,9 @@ impl Tables {
             match &self.entries[at].chain {
                 Some(chain) if chain.is_whole => return Ok(true),
                 Some(_) => drop(self.entries.remove(at)),
-                None => return Err("this shard has no copies".to_owned().into()),
+                None => {
+                    return Err(Refusal::Unsupported.because("this shard has no copies").into());
+                }
             }
         }
         let spec = self.make_room(lanes, (number, range), &table)?;
@@ -276,7 +279,7 @@ impl Tables {
                 match chain.begin_copy(&**shard, range.begin(), lanes.memory()) {
                     Ok(()) => chain.answer_all(place, lanes, &mut chains.broken),
                     Err(reason) => {
-                        tracing::warn!(server, reason, "a shard cannot be copied");
+                        tracing::warn!(server, %reason, "a shard cannot be copied");
                         chain.fail(place, lanes, &mut chains.broken);
                     }
                 }
@@ -343,7 +346,7 @@ impl Tables {
                         Ok(true) => is_busy = true,
                         Ok(false) => break,
                         Err(reason) => {
-                            tracing::warn!(server, reason, "a shard cannot be copied");
+                            tracing::warn!(server, %reason, "a shard cannot be copied");
                             chain.fail((number, range), way.lanes, &mut broken);
                         }
                     }
@@ -377,18 +380,18 @@ impl Tables {
         &self,
         lanes: &Connections,
         spec: &TableSpec,
-    ) -> Result<(), String> {
+    ) -> Result<(), Refused> {
         let TableSpec { ref name, replicas, .. } = *spec;
         let most = self.chains.view.processes().saturating_sub(1);
         let credits = usize::from(lanes.credits_max());
         match replicas as usize {
             0 => Ok(()),
-            wanted if wanted > most => Err(format!(
+            wanted if wanted > most => Err(Refusal::Shape.because(format!(
                 "table {name} cannot have {wanted} replicas beside its shards: there is room for {most}, one on each other server"
-            )),
-            wanted if wanted >= credits => Err(format!(
+            ))),
+            wanted if wanted >= credits => Err(Refusal::Shape.because(format!(
                 "table {name} cannot have {wanted} replicas with {credits} credits: raise CARAVAN_CREDITS"
-            )),
+            ))),
             _ => Ok(()),
         }
     }
@@ -467,7 +470,7 @@ impl Tables {
         let overlaps =
             |entry: &Replica| entry.number == number && entry.range.intersect(range).is_some();
         if self.entries.iter().any(overlaps) {
-            return Err("some of its keys are here already".to_owned().into());
+            return Err(Refusal::Internal.because("some of its keys are here already").into());
         }
         let entry = wanted.build(number, range, &self.handles, lanes.memory())?;
         wanted.shorten()?;
@@ -506,8 +509,10 @@ fn take_versions(entry: &mut Replica, message: &Message) -> Result<(), Trouble> 
     let (keys, lengths, values) = (message.keys(), message.lengths(), message.values());
     let Some(versions) = versions.filter(|it| it.fit(keys, lengths, values)) else {
         let count = keys.len();
-        return Err(format!("{count} rows that were overwritten do not fit this table").into());
+        return Err(Refusal::Shape
+            .because(format!("{count} rows that were overwritten do not fit this table"))
+            .into());
     };
     let entered = versions.enter(message.clock(), keys, lengths, values);
-    Ok(entered.map_err(|error| error.to_string())?)
+    Ok(entered?)
 }

@@ -7,6 +7,7 @@ use caravan_van::{Connections, KeyRange, Message, PeerId};
 
 use super::{Arrival, Moving, Sender, With};
 use crate::op::Op;
+use crate::refusal::{Refusal, Refused};
 use crate::server::shard::Request;
 use crate::server::tables::image::Incoming;
 use crate::server::tables::{Replica, Tables, Trouble};
@@ -27,7 +28,7 @@ impl Replica {
     }
 
     /// Adds rows to a shard that comes, or what its owner has applied since.
-    fn add(&mut self, lanes: &Connections, message: &Message, op: Op) -> Result<(), String> {
+    fn add(&mut self, lanes: &Connections, message: &Message, op: Op) -> Result<(), Refused> {
         let (keys, lengths, values) = (message.keys(), message.lengths(), message.values());
         self.check_keys(keys)?;
         let node = (message.timestamp() >> 32) as u32;
@@ -76,7 +77,7 @@ impl Tables {
         let at = self.position(table, range.begin());
         let comes = |entry: &mut Replica| entry.sender().is_some_and(|it| it.peer == Some(peer));
         let Some(at) = at.filter(|at| comes(&mut self.entries[*at])) else {
-            return Err(NOT_HERE.to_owned().into());
+            return Err(Refusal::Internal.because(NOT_HERE).into());
         };
         if op == Op::Abandon {
             self.drop_arriving(at);
@@ -96,7 +97,11 @@ impl Tables {
     fn own(&mut self, table: u32, range: KeyRange, epoch: u64) -> Result<(), Trouble> {
         let Some(at) = self.position(table, range.begin()) else {
             let has_gone_on = self.moved(table, range.begin()).is_some_and(|to| to.epoch > epoch);
-            return if has_gone_on { Ok(()) } else { Err(NOT_HERE.to_owned().into()) };
+            return if has_gone_on {
+                Ok(())
+            } else {
+                Err(Refusal::Internal.because(NOT_HERE).into())
+            };
         };
         let entry = &mut self.entries[at];
         let has = entry.epoch;
@@ -104,10 +109,10 @@ impl Tables {
             Some(true) if has == epoch => self.enter_owned(at),
             Some(false) if has == epoch => {
                 self.drop_arriving(at);
-                return Err("a shard has not come whole".to_owned().into());
+                return Err(Refusal::Internal.because("a shard has not come whole").into());
             }
             _ if has >= epoch => {} // it said so before
-            _ => return Err(NOT_HERE.to_owned().into()),
+            _ => return Err(Refusal::Internal.because(NOT_HERE).into()),
         }
         Ok(())
     }
@@ -155,8 +160,7 @@ impl Tables {
     ) -> Result<(), Trouble> {
         self.check_takes()?;
         let (id, range) = (message.table(), message.range());
-        let Arrival { table, epoch, from } =
-            serde_json::from_slice(message.values()).map_err(|error| error.to_string())?;
+        let Arrival { table, epoch, from } = serde_json::from_slice(message.values())?;
         // A copy that is still here is of an earlier attempt: its owner does not keep it in doubt.
         if let Some(at) = self.position(id, range.begin())
             && self.entries[at].sender().is_some()

@@ -13,9 +13,9 @@ use super::arriving::LAST;
 use super::{
     Arrival, Destination, Gone, Held, Moved, Moves, Moving, Recipient, UNANSWERED_MAX, With,
 };
-use crate::error::with_sources;
 use crate::membership::Handed;
 use crate::op::Op;
+use crate::refusal::{Refusal, Refused};
 use crate::server::answer::{ReplyTo, refuse};
 use crate::server::shard::{Extract, Request, Shard};
 use crate::server::tables::image::Outgoing;
@@ -41,7 +41,7 @@ pub(super) struct Leaving {
     answered: u32,
     /// Whether it was asked on this lane to own the shard.
     is_offered: bool,
-    failed: Option<String>,
+    failed: Option<Refused>,
 }
 
 impl Leaving {
@@ -52,7 +52,7 @@ impl Leaving {
             return;
         }
         if self.next.is_some() {
-            self.failed.get_or_insert_with(|| "its lane was lost".to_owned());
+            self.failed.get_or_insert_with(|| Refusal::Draining.because("its lane was lost"));
         }
         (self.peer, self.answered, self.is_offered) = (None, 0, false);
     }
@@ -63,7 +63,7 @@ impl Leaving {
         shard: &mut dyn Shard,
         bytes_max: usize,
         memory: &Pool,
-    ) -> Result<Extract, String> {
+    ) -> Result<Extract, Refused> {
         let mut piece = Extract::default();
         let from = self.next.unwrap_or_default();
         if shard.image_bytes().is_none() {
@@ -127,7 +127,7 @@ impl Recipient {
         arrival: &Arrival,
         (table, range): (u32, KeyRange),
     ) -> Result<(), Trouble> {
-        let body = serde_json::to_vec(arrival).map_err(|error| error.to_string())?;
+        let body = serde_json::to_vec(arrival)?;
         let draft = Draft { values: Values::Copied(&body), ..self.draft(Op::Take, table, range) };
         self.post(lanes, draft)
     }
@@ -158,7 +158,7 @@ impl Recipient {
             if draft.op == Op::Rows as u8 { Coding::compact() } else { Coding::plain() };
         match lanes.post(peer, draft, &mut coding) {
             Ok(()) | Err(caravan_van::Error::NotConnected { .. }) => Ok(()),
-            Err(error) => Err(Trouble::Refused(with_sources(&error))),
+            Err(error) => Err(Trouble::Refused(error.into())),
         }
     }
 }
@@ -176,8 +176,7 @@ impl Tables {
         message: &mut Message,
     ) -> Result<bool, Trouble> {
         let (table, range) = (message.table(), message.range());
-        let destination: Destination =
-            serde_json::from_slice(message.values()).map_err(|error| error.to_string())?;
+        let destination: Destination = serde_json::from_slice(message.values())?;
         let (index, count) = (self.index, self.count + self.chains.view.joined().count());
         let owes = self.owed.owes(table);
         let entry = self.find(table, range.begin())?;
@@ -188,27 +187,32 @@ impl Tables {
         if destination.server >= count && destination.address.is_empty() {
             let server = destination.server;
             let reason = format!("there is no server thread {server}, only {count} from 0 on");
-            return Err(reason.into());
+            return Err(Refusal::Shape.because(reason).into());
         }
         if entry.chain.is_some() {
             let name = &entry.spec.name;
-            return Err(format!("table {name} has replicas, so its shards cannot move").into());
+            return Err(Refusal::Unsupported
+                .because(format!("table {name} has replicas, so its shards cannot move"))
+                .into());
         }
         if entry.admission.is_some() {
             let name = &entry.spec.name;
             let reason = format!("table {name} has a consistency model, so its shards cannot move");
-            return Err(reason.into());
+            return Err(Refusal::Unsupported.because(reason).into());
         }
         if owes {
             let name = &entry.spec.name;
-            return Err(format!("table {name} owes answers, so its shards cannot move").into());
+            return Err(Refusal::Unsupported
+                .because(format!("table {name} owes answers, so its shards cannot move"))
+                .into());
         }
         if entry.shard.image_bytes().is_none() {
             entry.shard.give(range.begin(), 0, &mut Extract::default())?;
         }
         let range = entry.range;
-        let message = message.pop().ok_or_else(|| "the request is gone".to_owned())?;
-        let message = message.kept(lanes.memory()).map_err(|error| error.to_string())?;
+        let message =
+            message.pop().ok_or_else(|| Refusal::Internal.because("the request is gone"))?;
+        let message = message.kept(lanes.memory()).map_err(Refused::from)?;
         let number = self.moves.count + 1;
         let to = Recipient { peer: None, number, sent: 0, is_ready: false };
         self.find(table, range.begin())?.moving = Some(Moving::new(With::Newcomer(to), false));
@@ -262,19 +266,19 @@ impl Tables {
         is_busy
     }
 
-    fn advance_one(&mut self, endpoint: &mut Endpoint, at: usize) -> Result<Step, String> {
+    fn advance_one(&mut self, endpoint: &mut Endpoint, at: usize) -> Result<Step, Refused> {
         let leaving = &mut self.moves.leaving[at];
         if let Some(reason) = leaving.failed.take() {
             return Err(reason);
         }
         if self.chains.view.lost.contains(&leaving.destination.server) {
-            return Err("it counts as lost".to_owned());
+            return Err(Refusal::Draining.because("it counts as lost"));
         }
         if self.chains.view.has_left(leaving.destination.server) {
             return self.end_with_departed(at);
         }
         let (table, range) = (leaving.table, leaving.range);
-        let position = self.position(table, range.begin()).ok_or("the table was dropped")?;
+        let position = self.position(table, range.begin()).ok_or_else(dropped)?;
         let Some(peer) = self.reach_newcomer(endpoint, at)? else { return Ok(Step::Waits) };
         let lanes = &mut endpoint.lanes;
         if lanes.credits(peer) == 0 {
@@ -284,16 +288,16 @@ impl Tables {
         let leaving = &mut all[at];
         let entry = &mut self.entries[position];
         let epoch = entry.epoch + 1;
-        let moving = entry.moving.as_mut().ok_or("the shard is not leaving")?;
+        let moving = entry.moving.as_mut().ok_or_else(|| Refusal::Internal.because(NOT_LEAVING))?;
         let With::Newcomer(to) = &mut moving.with else {
-            return Err("the shard has not come yet".to_owned());
+            return Err(Refusal::Internal.because(NOT_LEAVING));
         };
         if to.peer.is_none() {
             to.peer = Some(peer);
             let text = self.known.get(&table).map(|known| known.text.clone());
             let arrival = Arrival { table: text.unwrap_or_default(), epoch, from: self.index };
             let announced = to.announce(lanes, &arrival, (table, range));
-            return announced.map(|()| Step::Goes).map_err(Trouble::into_reason);
+            return announced.map(|()| Step::Goes).map_err(Trouble::into_refused);
         }
         if to.peer != Some(peer) {
             // What was sent on the lane before is settled by the answer to `Op::Own`.
@@ -322,7 +326,7 @@ impl Tables {
             counters.pieces += 1;
             counters.bytes += (size_of_val(&piece.keys[..]) + piece.values.len()) as u64;
             let sent = to.send(lanes, &piece, leaving.next.is_none(), (table, range));
-            return sent.map(|()| Step::Goes).map_err(Trouble::into_reason);
+            return sent.map(|()| Step::Goes).map_err(Trouble::into_refused);
         }
         if leaving.is_offered {
             let server = leaving.destination.server;
@@ -347,7 +351,7 @@ impl Tables {
         &mut self,
         endpoint: &mut Endpoint,
         at: usize,
-    ) -> Result<Option<PeerId>, String> {
+    ) -> Result<Option<PeerId>, Refused> {
         let Moves { leaving, lanes: known, .. } = &mut self.moves;
         let Leaving { peer, retry_at, next, destination, .. } = &mut leaving[at];
         if peer.is_some() {
@@ -365,7 +369,7 @@ impl Tables {
                 known.push((address.clone(), made));
                 *peer = Some(made);
             }
-            Err(error) if next.is_some() => return Err(with_sources(&error)),
+            Err(error) if next.is_some() => return Err(error.into()),
             Err(error) => tracing::debug!(%error, "no lane to a thread that may own a shard"),
         }
         Ok(*peer)
@@ -392,14 +396,14 @@ impl Tables {
     ///
     /// # Errors
     /// If it never owned the shard, which stays here.
-    fn end_with_departed(&mut self, at: usize) -> Result<Step, String> {
+    fn end_with_departed(&mut self, at: usize) -> Result<Step, Refused> {
         let Leaving { table, range, ref destination, .. } = self.moves.leaving[at];
-        let position = self.position(table, range.begin()).ok_or("the table was dropped")?;
+        let position = self.position(table, range.begin()).ok_or_else(dropped)?;
         let handed = self.chains.view.handed(destination.server, table, range.begin());
         let epoch = self.entries[position].epoch;
         let Some(Handed { server, epoch, .. }) = handed.filter(|handed| handed.epoch > epoch)
         else {
-            return Err("it has left the cluster".to_owned());
+            return Err(Refusal::Draining.because("it has left the cluster"));
         };
         self.give_up_shard(at, position, (server, epoch));
         Ok(Step::Left)
@@ -412,7 +416,7 @@ impl Tables {
     }
 
     /// Ends a move that has failed: the shard stays.
-    fn give_up_move(&mut self, endpoint: &mut Endpoint, at: usize, reason: &str) {
+    fn give_up_move(&mut self, endpoint: &mut Endpoint, at: usize, reason: &Refused) {
         let Leaving { table, range, destination, wish, .. } = self.moves.leaving.remove(at);
         let entry = self.entries.iter_mut().find(|entry| entry.has(table, range.begin()));
         if let Some(mut moving) = entry.and_then(|entry| entry.moving.take()) {
@@ -427,9 +431,9 @@ impl Tables {
         self.moves.counters.failed += 1;
         let (begin, last) = (range.begin(), range.last());
         let Destination { server, address } = destination;
-        let reason = format!(
+        let reason = reason.kind.because(format!(
             "keys {begin} to {last} stay here: they could not be moved to server thread {server} at {address}: {reason}"
-        );
+        ));
         let Held { peer, message, .. } = wish;
         let reply_to = ReplyTo { peer, table, timestamp: message.timestamp() };
         // Whoever asked may be gone.
@@ -447,14 +451,20 @@ impl Tables {
             if let Some(leaving) = leaving.filter(|leaving| leaving.peer == Some(peer)) {
                 leaving.answered += 1;
                 if message.kind() == Kind::Failure {
-                    let reason = String::from_utf8_lossy(message.values()).into_owned();
-                    leaving.failed.get_or_insert(reason);
+                    leaving.failed.get_or_insert_with(|| Refused::read(message));
                 }
             }
             message.advance();
         }
         true
     }
+}
+
+/// Why a move cannot go on.
+const NOT_LEAVING: &str = "the shard is not leaving";
+
+fn dropped() -> Refused {
+    Refusal::Dropped.because("the table was dropped")
 }
 
 /// How far a move has come.

@@ -14,6 +14,7 @@ use caravan_van::Pool;
 use super::Gone;
 use crate::map::Retired;
 use crate::membership::{Departed, Event, Handed, Handover, Membership};
+use crate::refusal::{Refusal, Refused};
 use crate::server::tables::{Known, Tables, Trouble};
 
 impl Tables {
@@ -29,7 +30,9 @@ impl Tables {
         let numbers_tables = self.gives_numbers();
         let Tables { entries, chains, moves, known, numbers, index, .. } = self;
         if successor == *index {
-            return Err(format!("server thread {index} cannot have its own place").into());
+            return Err(Refusal::Shape
+                .because(format!("server thread {index} cannot have its own place"))
+                .into());
         }
         let (mut shards, mut alone) = (0, 0);
         for entry in entries {
@@ -74,11 +77,12 @@ impl Tables {
             return Ok(());
         }
         let index = self.index;
-        Err(format!(
-            "server thread {index} leaves the cluster and takes no shards: try again when it \
+        Err(Refusal::Draining
+            .because(format!(
+                "server thread {index} leaves the cluster and takes no shards: try again when it \
              has left"
-        )
-        .into())
+            ))
+            .into())
     }
 
     /// Checks that this thread still says which tables there are, if it was the one to do so.
@@ -122,10 +126,10 @@ impl Tables {
                     }
                     known.entry(*number).and_modify(|it| it.is_complete |= is_complete);
                 }
-                Ok::<(), String>(())
+                Ok::<(), Refused>(())
             };
             if let Err(reason) = inherit() {
-                tracing::error!(thread, reason, "tables of a thread that has left are unknown");
+                tracing::error!(thread, %reason, "tables of a thread that has left are unknown");
             }
         }
     }

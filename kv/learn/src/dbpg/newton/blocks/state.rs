@@ -2,6 +2,7 @@
 
 use super::{BLOCK_COLUMNS_MAX, Block, Blocks, Scale, Stepped, Sum, Units};
 use crate::copies::image::{self, Reader, Writer};
+use caravan_kv::Refused;
 
 pub(super) fn write(blocks: &Blocks, image: &mut Writer<'_>) {
     image.number(blocks.memory.bytes() as u64);
@@ -36,7 +37,7 @@ pub(super) fn write(blocks: &Blocks, image: &mut Writer<'_>) {
 ///
 /// # Errors
 /// The reason why it is none, or that there is no memory for it.
-pub(super) fn read(blocks: &mut Blocks, bytes: &[u8]) -> Result<(), String> {
+pub(super) fn read(blocks: &mut Blocks, bytes: &[u8]) -> Result<(), Refused> {
     let mut image = Reader::of(bytes);
     let most = index(image.number()?);
     blocks.charge(most.max(bytes.len()))?;
@@ -88,7 +89,7 @@ impl Block {
         image.list(direction);
     }
 
-    fn read(image: &mut Reader<'_>, workers: usize) -> Result<Block, String> {
+    fn read(image: &mut Reader<'_>, workers: usize) -> Result<Block, Refused> {
         let block = Block {
             plan: image.list()?,
             penalties: image::pairs(image.list()?)?,
