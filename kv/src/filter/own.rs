@@ -55,8 +55,8 @@ const FILTERS_MAX: usize = 8;
 ///     }
 ///
 ///     fn decode(&mut self, bytes: &[u8], into: &mut [u8]) -> Result<(), Refused> {
-///         let place = into.get_mut(..bytes.len());
-///         let place = place.ok_or_else(|| Refusal::Shape.because("it is longer than its values"))?;
+///         let long = || Refusal::Shape.because("it is longer than its values");
+///         let place = into.get_mut(..bytes.len()).ok_or_else(long)?;
 ///         place.copy_from_slice(bytes); // the rest is 0
 ///         Ok(())
 ///     }
