@@ -51,7 +51,7 @@ fn push(worker: &mut Worker, table: Table, key: u64, values: &[f32]) -> Timestam
 
 #[inline(never)]
 fn push_last(worker: &mut Worker, table: Table, key: u64, values: &[f32]) -> Timestamp {
-    worker.push_last(table, &[key], values).expect("the server is there")
+    worker.clocks(table).push_last(&[key], values).expect("the server is there")
 }
 
 #[inline(never)]
@@ -249,20 +249,20 @@ fn main() {
     if let Some(model) = model {
         spec = spec.consistency(model, if asked.has("parked") { 2 } else { 1 });
     }
-    let table = worker.create_table(&spec).expect("the server takes it");
+    let table = worker.admin().create_table(&spec).expect("the server takes it");
     if model.is_some() {
-        worker.join(table).expect("the table has a model");
+        worker.clocks(table).join().expect("the table has a model");
     }
     let _other = asked.has("parked").then(|| {
         let mut other = connect(shm(3, WORKER), 3, &servers, &at);
-        let table = other.create_table(&spec).expect("it is the same");
-        other.join(table).expect("the table has a model");
-        other.advance(table).expect("the server is there");
+        let table = other.admin().create_table(&spec).expect("it is the same");
+        other.clocks(table).join().expect("the table has a model");
+        other.clocks(table).advance().expect("the server is there");
         other.pull(table, &[7]).expect("the server is there");
         other.poll().expect("the server is there");
         other
     });
-    worker.cache_keys(table).expect("it is known"); // as in the benches
+    worker.filters(table).cache_keys().expect("it is known"); // as in the benches
     if copies > 0 {
         // The lane between the servers opens with the first request.
         let pushed = push(&mut worker, table, 0, &[1.0; WIDTH]);

@@ -52,7 +52,7 @@ pub(crate) fn run(common: &Common, command: &CheckpointCommand) -> Result<()> {
         CheckpointCommand::Create(args) => {
             let mut checkpoints = open(&args.folder)?.at_clock(args.clock);
             let number = with_client(common, |client| {
-                let tables = client.list_tables(&args.namespace)?;
+                let tables = client.admin().list_tables(&args.namespace)?;
                 ensure!(!tables.is_empty(), "no table is in namespace {:?}", args.namespace);
                 Ok(if args.incremental {
                     checkpoints.create_increment(client, &tables)?

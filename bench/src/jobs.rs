@@ -46,7 +46,7 @@ pub(crate) fn status(common: &Common) -> Result<()> {
     }
     let node = cluster::running(common)?;
     cluster::with_client(&node, &cluster::name_of_one("status"), |client| {
-        client.copies_of_tables("")?.into_iter().try_for_each(|copies| {
+        client.admin().copies_of_tables("")?.into_iter().try_for_each(|copies| {
             report.row(&Table::from(copies))?;
             Ok(())
         })

@@ -58,13 +58,13 @@ fn release(node: &NodeConfig, rank: usize, report: &mut Report) -> Result<()> {
 }
 
 fn rebalance(client: &mut Worker, args: &RebalanceArgs, report: &mut Report) -> Result<()> {
-    let tables = client.list_tables(&args.namespace)?;
+    let tables = client.admin().list_tables(&args.namespace)?;
     let mut stay = 0;
     for spec in tables.iter().filter(|spec| args.table.is_none_or(|id| id == spec.id)) {
-        let table = client.create_table(spec)?;
-        match client.rebalance(table, &args.drain) {
+        let table = client.admin().create_table(spec)?;
+        match client.admin().rebalance(table, &args.drain) {
             Ok(moved) => {
-                let now = client.shards(table)?;
+                let now = client.info().shards(table)?;
                 for row in rows(spec, &moved, now) {
                     report.row(&row)?;
                 }

@@ -75,14 +75,14 @@ pub(crate) fn run(common: &Common, command: &SketchCommand) -> Result<()> {
         }
         SketchCommand::Drop(args) => {
             let table = find(client, args)?;
-            Ok(client.drop_table(table)?)
+            Ok(client.admin().drop_table(table)?)
         }
     })
 }
 
 /// Joins the table of a sketch.
 fn find(client: &mut Worker, args: &SketchTable) -> Result<Table> {
-    let tables = client.list_tables(&args.namespace)?;
+    let tables = client.admin().list_tables(&args.namespace)?;
     let is_it = |spec: &&TableSpec| spec.id == args.table && spec.namespace == args.namespace;
     let spec = tables.iter().find(is_it).with_context(|| {
         let SketchTable { table, namespace } = args;
@@ -96,7 +96,7 @@ fn find(client: &mut Worker, args: &SketchTable) -> Result<Table> {
         spec.name,
         spec.handle
     );
-    Ok(client.create_table(spec)?)
+    Ok(client.admin().create_table(spec)?)
 }
 
 fn create(client: &mut Worker, args: &CreateSketch) -> Result<()> {
@@ -109,13 +109,13 @@ fn create(client: &mut Worker, args: &CreateSketch) -> Result<()> {
     let keys = KeyRange::new(0, keys.unwrap_or(0)).unwrap_or(KeyRange::ALL);
     let options = Options { cells: *cells, hashes: *hashes as u8 };
     let spec = sketch::spec(table.table, &format!("sketch {}", table.table), value, keys, options);
-    client.create_table(&spec.namespace(&table.namespace).replicas(*replicas))?;
+    client.admin().create_table(&spec.namespace(&table.namespace).replicas(*replicas))?;
     Ok(())
 }
 
 fn insert(client: &mut Worker, args: &InsertIntoSketch, report: &mut Report) -> Result<()> {
     let table = find(client, &args.table)?;
-    let (began, sent) = (client.now(), client.counters().bytes_sent);
+    let (began, sent) = (client.now(), client.info().counters().bytes_sent);
     let mut inserts = Inserts::new(client, table, args.batch as usize)?;
     let mut lines = 0;
     let mut count = |name: &str, input: &mut dyn BufRead| {
@@ -134,7 +134,7 @@ fn insert(client: &mut Worker, args: &InsertIntoSketch, report: &mut Report) -> 
         files => files.iter().try_for_each(|file| count(&named(file), &mut open(file)?))?,
     }
     inserts.finish(client)?;
-    let (pairs, bytes_sent) = (inserts.pairs(), client.counters().bytes_sent - sent);
+    let (pairs, bytes_sent) = (inserts.pairs(), client.info().counters().bytes_sent - sent);
     report.row(&Counted {
         table: args.table.table,
         lines,

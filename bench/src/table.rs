@@ -63,7 +63,7 @@ fn named(path: &Path) -> String {
 /// The specification of a table, and the format of its rows.
 fn find(client: &mut Worker, args: &NamedTable) -> Result<(TableSpec, Format)> {
     let NamedTable { table, namespace, binary, arrow } = args;
-    let tables = client.list_tables(namespace)?;
+    let tables = client.admin().list_tables(namespace)?;
     let is_it = |spec: &TableSpec| spec.id == *table && spec.namespace == *namespace;
     let spec = tables.into_iter().find(is_it);
     let spec =

@@ -71,7 +71,7 @@ fn a_checkpoint_comes_back_on_other_numbers_of_servers() {
     assert!(failed(&cluster, "checkpoint create DIR", &folder).contains("no table"));
     assert!(failed(&cluster, "checkpoint verify DIR", &folder).contains("has no checkpoint"));
     let mut client = cluster.client().unwrap();
-    let table = client.create_table(&spec()).unwrap();
+    let table = client.admin().create_table(&spec()).unwrap();
     push(&mut client, table);
     done(&cluster, "checkpoint create DIR", &folder);
     push(&mut client, table);
@@ -114,14 +114,14 @@ fn a_checkpoint_waits_for_an_iteration() {
     let folder = folder("iterations");
     let cluster = launch(2);
     let mut client = cluster.client().unwrap();
-    let table = client.create_table(&spec().consistency(Model::Bsp, 1)).unwrap();
-    client.join(table).unwrap();
+    let table = client.admin().create_table(&spec().consistency(Model::Bsp, 1)).unwrap();
+    client.clocks(table).join().unwrap();
     let line = format!("checkpoint create {} --clock 3", folder.display());
     let mut create = of_cluster(&cluster, &line).stdout(Stdio::null()).spawn().unwrap();
     let iterate = |client: &mut Worker, times: usize| {
         for _ in 0..times {
             let pushed = begin_push(client, table);
-            let advanced = client.advance(table).unwrap();
+            let advanced = client.clocks(table).advance().unwrap();
             [pushed, advanced].into_iter().for_each(|it| drop(client.wait(it).unwrap()));
         }
     };
@@ -140,7 +140,7 @@ fn an_increment_has_what_changed_and_comes_back() {
     let folder = folder("increments");
     let cluster = launch(2);
     let mut client = cluster.client().unwrap();
-    let table = client.create_table(&spec()).unwrap();
+    let table = client.admin().create_table(&spec()).unwrap();
     push(&mut client, table);
     for parent in [serde_json::Value::Null, 1.into(), 2.into()] {
         let created = run(&cluster, "checkpoint create DIR --incremental --json", &folder);
@@ -152,8 +152,8 @@ fn an_increment_has_what_changed_and_comes_back() {
         client.wait(pushed).unwrap();
     }
     // Its rows are others, and fewer.
-    client.drop_table(table).unwrap();
-    let table = client.create_table(&spec()).unwrap();
+    client.admin().drop_table(table).unwrap();
+    let table = client.admin().create_table(&spec()).unwrap();
     let pushed = client.push(table, &[7, 9], &[9i64, 2, 3, 4]).unwrap();
     client.wait(pushed).unwrap();
     done(&cluster, "checkpoint create DIR --incremental", &folder);
@@ -189,7 +189,7 @@ fn a_writer_that_is_killed_leaves_what_was_there() {
     let folder = folder("killed-writers");
     let cluster = launch(2);
     let mut client = cluster.client().unwrap();
-    let table = client.create_table(&spec()).unwrap();
+    let table = client.admin().create_table(&spec()).unwrap();
     push(&mut client, table);
     done(&cluster, "checkpoint create DIR", &folder);
     for wait_ms in [0, 20, 40, 60, 80, 100] {

@@ -95,7 +95,7 @@ fn holds(cluster: &Cluster) -> Vec<(usize, usize)> {
 /// Tables of jobs.
 fn tables(cluster: &Cluster) -> usize {
     let mut client = cluster.client().unwrap();
-    client.list_tables("").unwrap().len()
+    client.admin().list_tables("").unwrap().len()
 }
 
 #[test]

@@ -23,10 +23,10 @@ const KEYS: u64 = 10_000;
 
 /// Starts a server, and waits until a client has heard of it.
 fn join(cluster: &Cluster, line: &str, client: &mut Worker) -> Child {
-    let known = client.server_addresses().count();
+    let known = client.info().addresses().count();
     let mut joins = of_cluster(cluster, line).stderr(Stdio::piped()).spawn().unwrap();
     let began = Instant::now();
-    while client.server_addresses().count() == known {
+    while client.info().addresses().count() == known {
         client.sleep(Duration::from_millis(5)).unwrap();
         assert!(began.elapsed() < PATIENCE && joins.try_wait().unwrap().is_none());
     }
@@ -47,7 +47,7 @@ impl Pushes {
     fn to(mut client: Worker, shards: u32, replicas: u32) -> Pushes {
         let range = KeyRange::new(0, KEYS).unwrap();
         let spec = TableSpec::new(1, "rows", ValueType::I64, 8).keys(range).replicas(replicas);
-        let table = client.create_table(&spec.placement(Placement::Even(shards))).unwrap();
+        let table = client.admin().create_table(&spec.placement(Placement::Even(shards))).unwrap();
         let ones = vec![1; 8 * KEYS as usize];
         Pushes { client, table, keys: (0..KEYS).collect(), ones, pushed: 0 }
     }
@@ -82,7 +82,7 @@ impl Pushes {
 
     /// The server thread of each shard.
     fn owners(&mut self) -> Vec<usize> {
-        let shards = self.client.shards(self.table).unwrap();
+        let shards = self.client.info().shards(self.table).unwrap();
         shards.iter().map(|shard| shard.server).collect()
     }
 }
@@ -186,9 +186,9 @@ fn servers_that_are_killed_are_replaced() {
         joined.push(join(&cluster, "server --join --van tcp --threads 2", &mut pushes.client));
         let began = Instant::now();
         let whole = Copies { lost: rank * THREADS, missing: 0, coming: 0 };
-        while pushes.client.copies().unwrap() != whole {
+        while pushes.client.admin().copies().unwrap() != whole {
             pushes.push(1);
-            assert!(began.elapsed() < PATIENCE, "{:?}", pushes.client.copies());
+            assert!(began.elapsed() < PATIENCE, "{:?}", pushes.client.admin().copies());
         }
         signal("KILL", pid_of(&cluster, rank));
         pushes.push(10);

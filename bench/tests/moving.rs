@@ -76,7 +76,7 @@ fn say(what: &str, took: &[Duration]) {
 /// Makes a server join, and waits until the worker has heard of it.
 fn join(cluster: &Cluster, worker: &mut Worker) -> Child {
     let joined = of_cluster(cluster, "server --join --van tcp").spawn().unwrap();
-    while worker.server_addresses().count() == 2 {
+    while worker.info().addresses().count() == 2 {
         worker.sleep(Duration::from_millis(5)).unwrap();
     }
     joined
@@ -148,9 +148,9 @@ fn fill(worker: &mut Worker, has_copy: bool) -> Table {
         true => spec.replicas(1).consistency(Model::Ssp { staleness: 1 }, 1),
         false => spec,
     };
-    let table = worker.create_table(&spec).unwrap();
+    let table = worker.admin().create_table(&spec).unwrap();
     if has_copy {
-        worker.join(table).unwrap();
+        worker.clocks(table).join().unwrap();
     }
     for (block, keys) in blocks() {
         let push = worker.push(table, &keys, &values(block)).unwrap();
@@ -195,7 +195,7 @@ fn move_all(leaves: bool, has_copy: bool) {
         }
     }
     // It has asked for all of them, and knows where they are now.
-    let there = worker.shards(table).unwrap().iter().map(|shard| shard.server);
+    let there = worker.info().shards(table).unwrap().iter().map(|shard| shard.server);
     assert!(there.clone().all(|server| server != 0 && (leaves || has_copy || server == 1)));
     drop(worker);
     cluster.shutdown().unwrap();

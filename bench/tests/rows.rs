@@ -280,7 +280,7 @@ fn commands_to_a_running_cluster_print_the_rows_of_the_page() {
     let mut client = cluster.client().unwrap();
     let placement = Placement::Cut((0..4).map(|at| (at * 25, 0)).collect());
     let spec = TableSpec::new(3, "weights", ValueType::I64, 1).placement(placement);
-    let table = client.create_table(&spec.keys(KeyRange::new(0, 100).unwrap())).unwrap();
+    let table = client.admin().create_table(&spec.keys(KeyRange::new(0, 100).unwrap())).unwrap();
     let keys: Vec<u64> = (0..100).collect();
     let pushed = client.push(table, &keys, &vec![7i64; 100]).unwrap();
     client.wait(pushed).unwrap();
@@ -322,7 +322,7 @@ fn commands_to_a_running_cluster_print_the_rows_of_the_page() {
     assert!(status == Some(1) && said.contains("leave one"), "{said}");
     let pulled = client.pull(table, &keys).unwrap();
     assert_eq!(client.wait(pulled).unwrap().values::<i64>(), vec![7; 100]);
-    assert!(client.shards(table).unwrap().iter().all(|shard| shard.server == 1));
+    assert!(client.info().shards(table).unwrap().iter().all(|shard| shard.server == 1));
     drop(client);
     cluster.shutdown().unwrap();
 }

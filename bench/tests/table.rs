@@ -28,7 +28,7 @@ fn rows_go_to_another_number_of_servers() {
     };
     let cluster = launch(2);
     let mut client = cluster.client().unwrap();
-    let table = client.create_table(&spec).unwrap();
+    let table = client.admin().create_table(&spec).unwrap();
     let values: Vec<f64> = (0..1000).flat_map(|at| [f64::from(at) / 3.0, -0.5]).collect();
     let pushed = client.push(table, &keys, &values).unwrap();
     client.wait(pushed).unwrap();
@@ -55,7 +55,7 @@ fn rows_go_to_another_number_of_servers() {
     cluster.shutdown().unwrap();
     let cluster = launch(3);
     let mut client = cluster.client().unwrap();
-    client.create_table(&spec).unwrap();
+    client.admin().create_table(&spec).unwrap();
     let import = format!("table import --table 3 --binary {}", file.display());
     assert_eq!(run(&cluster, &import), (true, String::new(), "1000 rows\n".to_owned()));
     assert!(run(&cluster, "table export --table 3").1 == all);

@@ -38,7 +38,8 @@ fn metrics_name_every_node_and_count_what_it_does_whatever_other_readers_do() {
     const WIDTH: u32 = 1 << 18;
     let cluster = cluster();
     let mut client = cluster.client().unwrap();
-    let table = client.create_table(&TableSpec::new(1, "w", ValueType::F32, WIDTH)).unwrap();
+    let table =
+        client.admin().create_table(&TableSpec::new(1, "w", ValueType::F32, WIDTH)).unwrap();
     let pushed = client.push(table, &[1], &vec![1.0f32; WIDTH as usize]).unwrap();
     let bytes = Some(4.0 * f64::from(WIDTH));
     client.wait(pushed).unwrap();

@@ -41,7 +41,7 @@ impl App for Train {
 }
 
 fn train(node: &mut WorkerNode) -> caravan_kv::Result<Value> {
-    let table = node.worker.create_table(&weights())?;
+    let table = node.worker.admin().create_table(&weights())?;
     let mut draws = Draws::new(1, node.rank as u64);
     for _ in 0..EXAMPLES {
         let (features, is_click) = example(&mut draws);
@@ -61,7 +61,7 @@ fn main() -> caravan_kv::Result<()> {
     let task = cluster.submit(Target::Workers, "train", &Value::Null)?;
     cluster.wait(task)?;
     let mut worker = cluster.client()?;
-    let table = worker.create_table(&weights())?;
+    let table = worker.admin().create_table(&weights())?;
     let keys: Vec<u64> = (0..FEATURES).collect();
     let pulled = worker.pull(table, &keys)?;
     let answer = worker.wait(pulled)?;

@@ -90,19 +90,19 @@ fn run(mib: u64, piece_bytes: usize) -> Result<()> {
     let spec = TableSpec::new(1, "rows", ValueType::F32, WIDTH)
         .keys(KeyRange::new(0, rows).unwrap_or(KeyRange::ALL))
         .placement(Placement::Cut(vec![(0, 0)]));
-    let table = worker.create_table(&spec)?;
+    let table = worker.admin().create_table(&spec)?;
     for first in (0..rows).step_by(FILLED as usize) {
         let last = rows.min(first + FILLED);
         // Values that no coding makes shorter.
         let bits = (0..(last - first) * u64::from(WIDTH)).map(|at| nth(0, first << 32 | at));
         let values: Vec<f32> = bits.map(|bits| bits as u32 as f32).collect();
-        let filled = worker.push_runs(table, &Runs::range(first..last), &values)?;
+        let filled = worker.push(table, &Runs::range(first..last), &values)?;
         worker.wait(filled)?;
     }
     let ends = Instant::now() + QUIET;
     let quiet = push_until(&mut worker, table, rows, |_| Ok(Instant::now() >= ends))?;
     let began = Instant::now();
-    let moved = worker.move_shard(table, 0, 1)?;
+    let moved = worker.admin().move_shard(table, 0, 1)?;
     let moving = push_until(&mut worker, table, rows, |worker| worker.is_done(moved))?;
     let seconds = began.elapsed().as_secs_f64();
     worker.wait(moved)?;

@@ -37,7 +37,7 @@ fn main() -> caravan_kv::Result<()> {
 
     let mut worker = cluster.client()?; // this thread pushes and pulls as well
     let means = TableSpec::new(1, "means", ValueType::F32, 2).handle("mean");
-    let table = worker.create_table(&means)?;
+    let table = worker.admin().create_table(&means)?;
     let keys = [3, 1 << 40];
     for values in [[1.0f32, 9.0, 2.0, 4.0], [5.0, 3.0, 1.0, 8.0]] {
         let pushed = worker.push(table, &keys, &values)?;

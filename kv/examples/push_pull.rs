@@ -17,7 +17,7 @@ impl App for PushPull {
 
 fn push_pull(node: &mut WorkerNode) -> caravan_kv::Result<Value> {
     let weights = TableSpec::new(1, "weights", ValueType::F32, 2); // pushes are added
-    let table = node.worker.create_table(&weights)?;
+    let table = node.worker.admin().create_table(&weights)?;
     let pushed = node.worker.push(table, &[3, 1 << 40], &[1.0f32, 2.0, 3.0, 4.0])?;
     node.worker.wait(pushed)?;
     node.barrier("pushed")?; // all workers have pushed

@@ -22,8 +22,8 @@ impl App for Fit {
 fn fit(node: &mut WorkerNode) -> caravan_kv::Result<Value> {
     let spec = TableSpec::new(1, "line", ValueType::F64, 1);
     let spec = spec.consistency(Model::Ssp { staleness: 2 }, node.workers as u32);
-    let table = node.worker.create_table(&spec)?;
-    node.worker.join(table)?;
+    let table = node.worker.admin().create_table(&spec)?;
+    node.worker.clocks(table).join()?;
     let sharing = Sharing { threads: 2, model: Model::Bsp, chunk_keys: 2, age: 0 };
     let first = node.rank * sharing.threads;
     let shared = node.worker.share::<f64, _>(table, &sharing, |sharer| {
@@ -38,7 +38,7 @@ fn fit(node: &mut WorkerNode) -> caravan_kv::Result<Value> {
         sharer.get(&[0, 1], &mut line)?;
         Ok(line)
     })?;
-    let left = node.worker.leave(table)?;
+    let left = node.worker.clocks(table).leave()?;
     node.worker.wait(left)?;
     Ok(json!(shared.results[0]))
 }

@@ -107,7 +107,7 @@ impl<V: Sum> Cache<V> {
     /// [`Error::Config`] for another table, or bounds of 0; [`Error::WrongType`];
     /// [`Error::UnknownTable`].
     pub fn new(worker: &Worker, table: Table, bounds: Bounds) -> Result<Self> {
-        let spec = worker.spec(table)?;
+        let spec = worker.info().spec(table)?;
         let table_name = || spec.name.clone();
         if Some(spec.value) != ValueType::of::<V>() {
             let (expected, found) = (spec.value.name(), V::NAME);
@@ -176,7 +176,7 @@ impl<V: Sum> Cache<V> {
         let expected = keys.len() * self.width;
         if values.len() != expected {
             let found = values.len();
-            let table = worker.spec(self.table)?.name.clone();
+            let table = worker.info().spec(self.table)?.name.clone();
             return Err(Error::WrongLength { what: "values", table, expected, found });
         }
         self.counters.added += keys.len() as u64;

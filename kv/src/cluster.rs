@@ -431,7 +431,7 @@ impl Cluster {
         });
         let config = &self.config.node;
         let mut client = node::watched_client(config, &roster, Some(watch), Some(change))?;
-        client.set_namespace(&self.namespace());
+        client.admin().set_namespace(&self.namespace());
         Ok(client)
     }
 
@@ -446,12 +446,12 @@ impl Cluster {
     /// # Errors
     /// [`Error::Config`] if it is the only one left, lost, or has left; if others give it shards
     /// all the time; or if no other server can have a copy. As
-    /// [`Worker::move_shard`](crate::Worker::move_shard) for a shard that cannot move.
+    /// [`Admin::move_shard`](crate::Admin::move_shard) for a shard that cannot move.
     pub fn release_server(&self, rank: usize) -> Result<Vec<Handover>> {
         let threads: Vec<usize> =
             self.scheduler.borrow_mut().ask(&node::Command::AnnounceLeave { server: rank })?;
         let mut client = self.client()?;
-        client.set_namespace("");
+        client.admin().set_namespace("");
         client.wait_until_known(&threads.iter().copied().collect())?;
         client.wait_until_announced(&threads)?;
         let mut moved = Vec::new();
@@ -482,18 +482,18 @@ impl Cluster {
         threads: &[usize],
         moved: &mut Vec<Handover>,
     ) -> Result<()> {
-        let mut specs = client.list_tables("")?;
+        let mut specs = client.admin().list_tables("")?;
         specs.retain(|spec| spec.replicas == 0);
         for spec in specs {
-            let table = match client.create_table(&spec) {
+            let table = match client.admin().create_table(&spec) {
                 Err(Error::TableDropped { .. }) => continue,
                 created => created?,
             };
-            let before = match client.drain_threads(table, threads) {
+            let before = match client.admin().drain_threads(table, threads) {
                 Err(Error::TableDropped { .. }) => continue,
                 drained => drained?,
             };
-            let now = client.shards(table)?;
+            let now = client.info().shards(table)?;
             moved.extend(before.into_iter().filter_map(|before| {
                 let after = now.iter().find(|shard| shard.range == before.range)?;
                 Some(Handover { table: spec.clone(), before, server: after.server })
@@ -660,7 +660,7 @@ fn await_copies(client: &mut Worker) -> Result<()> {
     let mut fewest = usize::MAX;
     let mut since = client.now();
     loop {
-        let Copies { missing, coming, .. } = client.copies()?;
+        let Copies { missing, coming, .. } = client.admin().copies()?;
         let now = client.now();
         match missing + coming {
             0 => return Ok(()),

@@ -53,11 +53,11 @@ pub fn export_table(
     out: &mut impl Write,
 ) -> Result<u64> {
     let mut written = RowWriter::new(spec, format)?;
-    let table = worker.create_table(spec)?;
+    let table = worker.admin().create_table(spec)?;
     worker.cut(&[table], None)?;
     let shown = if spec.width == 0 { usize::MAX } else { spec.row_bytes() };
     let mut rows = 0;
-    for shard in 0..worker.shards(table)?.len() {
+    for shard in 0..worker.info().shards(table)?.len() {
         let mut is_last = false;
         while !is_last {
             let asked = worker.piece(table, shard)?;
@@ -103,7 +103,7 @@ pub fn import_table(
         )));
     }
     let rows = RowReader::new(spec, format, input)?;
-    let table = worker.create_table(spec)?;
+    let table = worker.admin().create_table(spec)?;
     with_type!(spec.value, V => import::<V>(worker, table, rows))
 }
 

@@ -87,7 +87,7 @@ pub use shared_view::SharedView;
 pub use sharing::{Shared, Sharer, Sharing};
 pub use table::{Initial, Store, TableSpec, ValueType};
 pub use tracker::{Answer, Callback, Timestamp};
-pub use worker::{Table, TableCopies, Worker};
+pub use worker::{Admin, Clocks, Info, Keys, Table, TableCopies, TableFilters, Worker};
 
 /// The programs in the pages build.
 #[cfg(doctest)]

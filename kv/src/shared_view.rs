@@ -22,7 +22,7 @@ impl SharedView {
     }
 
     /// Makes a worker hear of it, about every `backoff` while it waits, and move shards with copies
-    /// by it; as [`Worker::watch_servers`].
+    /// by it; as [`Admin::watch_servers`](crate::Admin::watch_servers).
     pub fn tell(&self, worker: &mut Worker, backoff: Duration) {
         let (seen, changed) = (self.clone(), self.clone());
         let news = move || {

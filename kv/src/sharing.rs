@@ -176,7 +176,7 @@ impl Worker {
 
     /// Checks a table and how it is to be shared.
     fn common<V: Sum>(&self, table: Table, sharing: &Sharing) -> Result<Common<V>> {
-        let spec = self.spec(table)?;
+        let spec = self.info().spec(table)?;
         let name = spec.name.clone();
         if Some(spec.value) != ValueType::of::<V>() {
             let (expected, found) = (spec.value.name(), V::NAME);
@@ -270,7 +270,7 @@ impl<'a, V: Sum> Serving<'a, V> {
         let spans = chunks.iter().map(|chunk| self.common.span(*chunk));
         let add = |runs: Runs, span: KeyRange| runs.and(span.begin()..=span.last());
         let runs = spans.fold(Runs::default(), add);
-        let timestamp = self.worker.pull_runs(self.table, &runs)?;
+        let timestamp = self.worker.pull(self.table, &runs)?;
         self.pulling.push(Pulling { timestamp, chunks });
         Ok(())
     }
@@ -323,11 +323,11 @@ impl<'a, V: Sum> Serving<'a, V> {
         if let Some(pushed) = self.pushed.take() {
             self.worker.wait(pushed)?;
         }
-        let has_joined = self.worker.iteration(self.table)? > 0;
+        let has_joined = self.worker.clocks(self.table).iteration()? > 0;
         self.pushed = match (keys.is_empty(), has_joined) {
-            (false, true) => Some(self.worker.push_last(self.table, &keys, &values)?),
+            (false, true) => Some(self.worker.clocks(self.table).push_last(&keys, &values)?),
             (false, false) => Some(self.worker.push(self.table, &keys, &values)?),
-            (true, true) => Some(self.worker.advance(self.table)?),
+            (true, true) => Some(self.worker.clocks(self.table).advance()?),
             (true, false) => None,
         };
         self.common.lock().synced();

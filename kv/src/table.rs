@@ -305,7 +305,7 @@ impl TableSpec {
     }
 
     /// The same table under a consistency model, for `workers` workers. Each calls
-    /// [`Worker::join`](crate::Worker::join) before its first iteration.
+    /// [`Clocks::join`](crate::Clocks::join) before its first iteration.
     pub fn consistency(mut self, model: Model, workers: u32) -> Self {
         self.consistency = Some(Consistency { model, workers });
         self
@@ -313,7 +313,7 @@ impl TableSpec {
 
     /// The same table, which applies each worker's push to a key once in an iteration. What was
     /// applied is only acknowledged when it comes again, so that a worker can repeat a push of
-    /// which it does not know the outcome ([`Worker::reconnect`](crate::Worker::reconnect)).
+    /// which it does not know the outcome ([`Admin::reconnect`](crate::Admin::reconnect)).
     ///
     /// A push stands for all keys of a server from its first to its last one there: a second push
     /// of the iteration between them counts as a repeat. Take one push an iteration, or pushes for
@@ -326,7 +326,7 @@ impl TableSpec {
     /// The same table with this many copies of each shard, on other server threads. A push is
     /// answered when all copies have it. When a server is lost, the next one that has a copy
     /// serves, and workers send it again what was not answered. The scheduler says who is lost,
-    /// without one [`Worker::watch_servers`](crate::Worker::watch_servers).
+    /// without one [`Admin::watch_servers`](crate::Admin::watch_servers).
     pub fn replicas(mut self, replicas: u32) -> Self {
         self.replicas = replicas;
         self

@@ -15,10 +15,10 @@ use serde_json::json;
 
 pub use self::sum::ExactSum;
 use crate::error::{Error, Result};
-use crate::runs::Runs;
+
 use crate::table::{TableSpec, ValueType};
 use crate::tracker::Timestamp;
-use crate::worker::{Table, Worker};
+use crate::worker::{Keys, Table, Worker};
 
 /// The handle of tables of vectors, which servers always have.
 ///
@@ -141,7 +141,8 @@ impl Vectors {
     /// Creates a table of [`spec`], or joins it.
     ///
     /// # Errors
-    /// [`Error::Config`] if the table has another handle; as [`Worker::create_table`].
+    /// [`Error::Config`] if the table has another handle; as
+    /// [`Admin::create_table`](crate::Admin::create_table).
     pub fn create(worker: &mut Worker, spec: &TableSpec) -> Result<Vectors> {
         if spec.handle != HANDLE {
             let TableSpec { name, handle, .. } = spec;
@@ -149,7 +150,7 @@ impl Vectors {
                 format!("table {name} has the handle {handle}; vectors need the handle {HANDLE}");
             return Err(Error::Config(why));
         }
-        Ok(Vectors { table: worker.create_table(spec)? })
+        Ok(Vectors { table: worker.admin().create_table(spec)? })
     }
 
     /// The table.
@@ -229,44 +230,27 @@ impl Vectors {
     ///
     /// # Errors
     /// As [`Worker::push`].
-    pub fn push<V: Value>(
+    pub fn push<'k, V: Value>(
         &self,
         worker: &mut Worker,
         vector: Vector,
-        keys: &[u64],
+        keys: impl Into<Keys<'k>>,
         values: &[V],
     ) -> Result<Timestamp> {
         with_command(worker, vector, |worker| worker.push(self.table, keys, values))
-    }
-
-    /// As [`Vectors::push`], for ranges of elements.
-    ///
-    /// # Errors
-    /// As [`Worker::push_runs`].
-    pub fn push_runs<V: Value>(
-        &self,
-        worker: &mut Worker,
-        vector: Vector,
-        runs: &Runs,
-        values: &[V],
-    ) -> Result<Timestamp> {
-        with_command(worker, vector, |worker| worker.push_runs(self.table, runs, values))
     }
 
     /// Pulls these elements of a vector; [`Worker::wait`] returns them.
     ///
     /// # Errors
     /// As [`Worker::pull`].
-    pub fn pull(&self, worker: &mut Worker, vector: Vector, keys: &[u64]) -> Result<Timestamp> {
+    pub fn pull<'k>(
+        &self,
+        worker: &mut Worker,
+        vector: Vector,
+        keys: impl Into<Keys<'k>>,
+    ) -> Result<Timestamp> {
         with_command(worker, vector, |worker| worker.pull(self.table, keys))
-    }
-
-    /// As [`Vectors::pull`], for ranges of elements.
-    ///
-    /// # Errors
-    /// As [`Worker::pull_runs`].
-    pub fn pull_runs(&self, worker: &mut Worker, vector: Vector, runs: &Runs) -> Result<Timestamp> {
-        with_command(worker, vector, |worker| worker.pull_runs(self.table, runs))
     }
 }
 

@@ -4,30 +4,38 @@
 //! on the caller's thread: a worker sends requests (`worker/request.rs`) and receives answers
 //! (`worker/answer.rs`) whenever it makes a request or waits for one.
 
+mod admin;
 mod answer;
+mod asking;
 mod chains;
 mod checkpoint;
 mod clocks;
 mod copies;
+mod filters;
+mod info;
 mod joining;
 mod kept;
+mod keys;
 mod lanes;
 mod leaving;
 mod moving;
 mod recovery;
 mod request;
-mod runs;
 mod table;
 mod waiting;
-mod whole;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::time::Duration;
 
-use caravan_van::{Buffer, Counters, Endpoint, Gauge, Pool, Shared, Value};
+use caravan_van::{Buffer, Endpoint, Gauge, Pool, Shared, Value};
 
+pub use self::admin::Admin;
 use self::answer::run_callback;
+pub use self::clocks::Clocks;
 pub use self::copies::TableCopies;
+pub use self::filters::TableFilters;
+pub use self::info::Info;
+pub use self::keys::Keys;
 use self::lanes::Server;
 use self::moving::Moves;
 use self::recovery::Recovery;
@@ -37,7 +45,6 @@ use self::table::TableState;
 use self::waiting::{Awaited, Silence};
 pub(crate) use self::waiting::{ChangeChains, News, Waits, Watch, hear_by};
 use crate::config::REQUEST_TIMEOUT;
-use crate::cost::Cost;
 use crate::error::{Error, Result};
 use crate::filter::{Outstanding, OwnFilters};
 use crate::op::Op;
@@ -178,47 +185,29 @@ impl Worker {
         (0..self.servers.len()).filter(|server| !self.recovery.is_gone(*server)).collect()
     }
 
-    /// Number of server threads on which tables are placed: those that were there when the cluster
-    /// was complete.
-    pub fn servers(&self) -> usize {
-        self.founders
+    /// What concerns whole tables: they are created, listed, dropped, moved and looked after by it.
+    pub fn admin(&mut self) -> Admin<'_> {
+        Admin { worker: self }
     }
 
-    /// All server threads with their addresses: first those on which tables are placed, in order of
-    /// key ranges, then those that have joined since, as far as this worker has heard. One that has
-    /// left keeps its place.
-    pub fn server_addresses(&self) -> impl Iterator<Item = &ServerAddress> {
-        self.servers.iter().map(|server| &server.at)
+    /// This worker's part in a table that has a consistency model.
+    pub fn clocks(&mut self, table: Table) -> Clocks<'_> {
+        Clocks { worker: self, table }
     }
 
-    /// The van that carries this worker's messages; in a mixed cluster all of them, as `shm+tcp`.
-    pub fn van(&self) -> String {
-        let vans: BTreeSet<_> = self.vans().into_iter().flatten().collect();
-        match vans.is_empty() {
-            true => self.endpoint.lanes.van().to_owned(),
-            false => Vec::from_iter(vans).join("+"),
-        }
+    /// What this worker knows and counts.
+    pub fn info(&self) -> Info<'_> {
+        Info { worker: self }
     }
 
-    /// The van of the lane to each server thread, in their order; `None` while several vans may
-    /// come to carry it, before it is up ([`Worker::open_lanes`]).
-    pub fn vans(&self) -> Vec<Option<&'static str>> {
-        self.servers.iter().map(|server| self.endpoint.lanes.van_of(server.peer)).collect()
-    }
-
-    /// The port that the lane to each server thread goes over, as "mlx5_0/1", if its van has ports.
-    pub fn ports(&self) -> Vec<Option<&str>> {
-        self.servers.iter().map(|server| self.endpoint.lanes.port_of(server.peer)).collect()
+    /// How this worker's requests to a table are made smaller.
+    pub fn filters(&mut self, table: Table) -> TableFilters<'_> {
+        TableFilters { worker: self, table }
     }
 
     /// Registered memory: pushes from it and pulls into it need no copy.
     pub fn memory(&self) -> &Pool {
         self.endpoint.lanes.memory()
-    }
-
-    /// The transport's counters so far.
-    pub fn counters(&self) -> Counters {
-        self.endpoint.lanes.counters()
     }
 
     /// Shows by this gauge what this worker does: its counters and its iteration.
@@ -247,11 +236,6 @@ impl Worker {
         self.clock = clock;
     }
 
-    /// The iteration of the next request.
-    pub fn clock(&self) -> u64 {
-        self.clock
-    }
-
     /// Sets the command number of the following pushes, pulls and commands, 0 at first. Their
     /// handles may read it, and define what it means.
     pub fn set_command(&mut self, command: i32) {
@@ -263,17 +247,30 @@ impl Worker {
         self.command
     }
 
-    /// Names the namespace that those of tables are within: table 1 of `weights` is then table 1 of
-    /// `job/weights`. Tables that exist stay what they are.
-    pub fn set_namespace(&mut self, namespace: &str) {
-        namespace.clone_into(&mut self.namespace);
-    }
-
-    /// Pushes `values: [n * width]` for `keys: [n]`, strictly ascending.
+    /// Pushes `values: [n * width]` for `keys: [n]`, strictly ascending: the keys one by one, or
+    /// [`Runs`](crate::Runs) of them.
     ///
     /// # Errors
-    /// Errors for wrong keys or lengths name the position; [`Error::ServerLost`].
-    pub fn push<V: Value>(
+    /// Errors for wrong keys or lengths name the position; [`Error::ServerLost`]. For runs:
+    /// [`Error::VaryingTable`] for a table whose rows have their own lengths, and
+    /// [`Error::Config`] if the values cannot fit into this worker's memory.
+    #[inline(always)]
+    pub fn push<'k, V: Value>(
+        &mut self,
+        table: Table,
+        keys: impl Into<Keys<'k>>,
+        values: &[V],
+    ) -> Result<Timestamp> {
+        match keys.into() {
+            Keys::Each(keys) => self.push_each(table, keys, values),
+            runs @ Keys::Runs(_) => {
+                let payload = Payload::of(values);
+                self.make(runs, Request { payload, ..Request::new(Op::Push, table, &[]) })
+            }
+        }
+    }
+
+    fn push_each<V: Value>(
         &mut self,
         table: Table,
         keys: &[u64],
@@ -281,6 +278,92 @@ impl Worker {
     ) -> Result<Timestamp> {
         let payload = Payload::of(values);
         self.request(Request { payload, ..Request::new(Op::Push, table, keys) })
+    }
+
+    /// As [`Worker::push`], without a copy: the values are sent from their place in memory.
+    ///
+    /// To write there again, keep a clone of `values` and [`Shared::reclaim`] it after
+    /// [`Worker::wait`]. `into()` turns a `bytes::Bytes` into a [`Shared`].
+    ///
+    /// # Errors
+    /// As [`Worker::push`].
+    pub fn push_shared<'k>(
+        &mut self,
+        table: Table,
+        keys: impl Into<Keys<'k>>,
+        values: &Shared,
+    ) -> Result<Timestamp> {
+        let payload = Payload::Shared(values);
+        self.make(keys.into(), Request { payload, ..Request::new(Op::Push, table, &[]) })
+    }
+
+    /// Pulls the values of `keys: [n]`; [`Worker::wait`] returns them.
+    ///
+    /// # Errors
+    /// As [`Worker::push`].
+    #[inline(always)]
+    pub fn pull<'k>(&mut self, table: Table, keys: impl Into<Keys<'k>>) -> Result<Timestamp> {
+        match keys.into() {
+            Keys::Each(keys) => self.pull_each(table, keys),
+            runs @ Keys::Runs(_) => self.make(runs, Request::new(Op::Pull, table, &[])),
+        }
+    }
+
+    fn pull_each(&mut self, table: Table, keys: &[u64]) -> Result<Timestamp> {
+        self.request(Request::new(Op::Pull, table, keys))
+    }
+
+    /// As [`Worker::pull`], into the caller's memory, where long values land without a copy.
+    /// [`Worker::wait`] returns that memory.
+    ///
+    /// # Errors
+    /// As [`Worker::push`]; [`Error::WrongLength`] unless `into` holds exactly the values.
+    pub fn pull_into<'k>(
+        &mut self,
+        table: Table,
+        keys: impl Into<Keys<'k>>,
+        into: Buffer,
+    ) -> Result<Timestamp> {
+        let into = Some(into);
+        self.make(keys.into(), Request { into, ..Request::new(Op::Pull, table, &[]) })
+    }
+
+    /// Pushes `values` and pulls the keys' updated values, in one message each way.
+    ///
+    /// # Errors
+    /// As [`Worker::push`].
+    pub fn push_pull<'k, V: Value>(
+        &mut self,
+        table: Table,
+        keys: impl Into<Keys<'k>>,
+        values: &[V],
+    ) -> Result<Timestamp> {
+        let payload = Payload::of(values);
+        self.make(keys.into(), Request { payload, ..Request::new(Op::PushPull, table, &[]) })
+    }
+
+    /// As [`Worker::push_pull`], without copies on either side.
+    ///
+    /// # Errors
+    /// As [`Worker::pull_into`].
+    pub fn push_pull_shared<'k>(
+        &mut self,
+        table: Table,
+        keys: impl Into<Keys<'k>>,
+        values: &Shared,
+        into: Buffer,
+    ) -> Result<Timestamp> {
+        let payload = Payload::Shared(values);
+        let into = Some(into);
+        self.make(keys.into(), Request { payload, into, ..Request::new(Op::PushPull, table, &[]) })
+    }
+
+    /// Makes a request for these keys.
+    fn make<'r>(&mut self, keys: Keys<'r>, request: Request<'r>) -> Result<Timestamp> {
+        match keys {
+            Keys::Each(keys) => self.request(Request { keys, ..request }),
+            Keys::Runs(runs) => self.request_runs(runs, request),
+        }
     }
 
     /// Pushes `lengths[i]` values for each key, to a table whose rows have their own lengths.
@@ -298,71 +381,6 @@ impl Worker {
         self.request_parts(Request { lengths, payload, ..Request::new(Op::Push, table, keys) })
     }
 
-    /// As [`Worker::push`], without a copy: the values are sent from their place in memory.
-    ///
-    /// To write there again, keep a clone of `values` and [`Shared::reclaim`] it after
-    /// [`Worker::wait`]. `into()` turns a `bytes::Bytes` into a [`Shared`].
-    ///
-    /// # Errors
-    /// As [`Worker::push`].
-    pub fn push_shared(
-        &mut self,
-        table: Table,
-        keys: &[u64],
-        values: &Shared,
-    ) -> Result<Timestamp> {
-        let payload = Payload::Shared(values);
-        self.request(Request { payload, ..Request::new(Op::Push, table, keys) })
-    }
-
-    /// Pulls the values of `keys: [n]`, strictly ascending; [`Worker::wait`] returns them.
-    ///
-    /// # Errors
-    /// As [`Worker::push`].
-    pub fn pull(&mut self, table: Table, keys: &[u64]) -> Result<Timestamp> {
-        self.request(Request::new(Op::Pull, table, keys))
-    }
-
-    /// As [`Worker::pull`], into the caller's memory, where long values land without a copy.
-    /// [`Worker::wait`] returns that memory.
-    ///
-    /// # Errors
-    /// As [`Worker::push`]; [`Error::WrongLength`] unless `into` holds exactly the values.
-    pub fn pull_into(&mut self, table: Table, keys: &[u64], into: Buffer) -> Result<Timestamp> {
-        let into = Some(into);
-        self.request(Request { into, ..Request::new(Op::Pull, table, keys) })
-    }
-
-    /// Pushes `values` and pulls the keys' updated values, in one message each way.
-    ///
-    /// # Errors
-    /// As [`Worker::push`].
-    pub fn push_pull<V: Value>(
-        &mut self,
-        table: Table,
-        keys: &[u64],
-        values: &[V],
-    ) -> Result<Timestamp> {
-        let payload = Payload::of(values);
-        self.request(Request { payload, ..Request::new(Op::PushPull, table, keys) })
-    }
-
-    /// As [`Worker::push_pull`], without copies on either side.
-    ///
-    /// # Errors
-    /// As [`Worker::pull_into`].
-    pub fn push_pull_shared(
-        &mut self,
-        table: Table,
-        keys: &[u64],
-        values: &Shared,
-        into: Buffer,
-    ) -> Result<Timestamp> {
-        let payload = Payload::Shared(values);
-        let into = Some(into);
-        self.request(Request { payload, into, ..Request::new(Op::PushPull, table, keys) })
-    }
-
     /// Sends `body` to a table's handle; the answer holds one reply per shard, in their order.
     ///
     /// # Errors
@@ -372,7 +390,7 @@ impl Worker {
         self.request_shards(Op::Command, table, 0..shards, self.clock, body)
     }
 
-    /// As [`Worker::command`], to one of [`Worker::shards`] by its place there.
+    /// As [`Worker::command`], to one of [`Info::shards`] by its place there.
     ///
     /// # Errors
     /// As [`Worker::command`]; [`Error::Config`] if there is no such shard.
@@ -386,21 +404,6 @@ impl Worker {
             )));
         }
         self.request_shards(Op::Command, table, shard..shard + 1, self.clock, body)
-    }
-
-    /// Cost of this thread so far.
-    pub fn cost(&self) -> Cost {
-        Cost::of_this_thread(&self.counters())
-    }
-
-    /// Returns the cost of every server thread so far.
-    ///
-    /// # Errors
-    /// [`Error::ServerLost`].
-    pub fn server_costs(&mut self) -> Result<Vec<Cost>> {
-        let timestamp = self.broadcast(Op::Cost, 0, &[])?;
-        let replies = self.wait(timestamp)?.replies;
-        Ok(replies.iter().map(|reply| serde_json::from_slice(reply)).collect::<Result<_, _>>()?)
     }
 
     /// Runs `callback` on this thread as soon as the request has its outcome, before `wait` returns

@@ -94,8 +94,8 @@ fn a_small_request_allocates_nothing() {
             let sparse = TableSpec::new(1, "sparse", ValueType::F32, 4);
             let dense = TableSpec::new(2, "dense", ValueType::F64, 1).dense().handle("assign");
             let dense = dense.keys(KeyRange::new(0, 1000).unwrap());
-            let sparse = worker.create_table(&sparse).unwrap();
-            let dense = worker.create_table(&dense).unwrap();
+            let sparse = worker.admin().create_table(&sparse).unwrap();
+            let dense = worker.admin().create_table(&dense).unwrap();
             let keys: Vec<u64> = (0..60).map(|i| i * (u64::MAX / 60)).collect();
             let (few, values) = ([3, 500, 999], vec![0.5f32; 240]);
             let round = |worker: &mut Worker, rounds: usize, in_flight: usize| {
@@ -146,7 +146,7 @@ fn a_request_to_a_table_with_copies_allocates_nothing() {
         with_servers(van, |worker, counts| {
             let keys = KeyRange::new(0, 1000).unwrap();
             let spec = TableSpec::new(1, "copied", ValueType::F64, 1).dense().keys(keys);
-            let table = worker.create_table(&spec.replicas(1)).unwrap();
+            let table = worker.admin().create_table(&spec.replicas(1)).unwrap();
             let both = [3, 400, 700];
             let round = |worker: &mut Worker, rounds: u64| {
                 let mut waiting = [None; 8];
@@ -187,7 +187,7 @@ fn a_long_request_allocates_nothing() {
             for (id, width) in [(1, 1 << 10), (2, 4 << 10), (3, 16 << 10)] {
                 let spec = TableSpec::new(id, "rows", ValueType::F32, width as u32);
                 let spec = spec.keys(KeyRange::new(0, 2).unwrap()).dense().handle("assign");
-                let table = worker.create_table(&spec).unwrap();
+                let table = worker.admin().create_table(&spec).unwrap();
                 let memory = worker.memory();
                 let values = memory.allocate(4 * width).unwrap().share();
                 let mut into = Some(memory.allocate(4 * width).unwrap());
@@ -228,7 +228,7 @@ fn a_million_pushes_that_nobody_waits_for() {
         let pushes = if van == Van::Rdma { 100_000 } else { 1_000_000 };
         with_servers(van, |worker, counts| {
             let spec = TableSpec::new(1, "sums", ValueType::I64, 1);
-            let table: Table = worker.create_table(&spec).unwrap();
+            let table: Table = worker.admin().create_table(&spec).unwrap();
             let push = |worker: &mut Worker, pushes: usize| {
                 for _ in 0..pushes {
                     worker.push(table, &[7], &[1i64]).unwrap();

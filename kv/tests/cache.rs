@@ -60,8 +60,8 @@ fn evictions() -> impl Strategy<Value = Eviction> {
 /// Others only add, so a row is at least what it was when its pull had to come, with all of the
 /// worker's own additions, and at most what it is.
 fn follows_its_bounds(worker: &mut Worker, other: &mut Worker, bounds: Bounds, steps: &[Step]) {
-    let table = worker.create_table(&spec(1, ValueType::I64, 1)).unwrap();
-    let theirs = other.create_table(&spec(1, ValueType::I64, 1)).unwrap();
+    let table = worker.admin().create_table(&spec(1, ValueType::I64, 1)).unwrap();
+    let theirs = other.admin().create_table(&spec(1, ValueType::I64, 1)).unwrap();
     let mut cache = Cache::<i64>::new(worker, table, bounds).unwrap();
     let (mut own, mut others): (BTreeMap<u64, i64>, BTreeMap<u64, i64>) = Default::default();
     // What the others had added at the ends of rounds.
@@ -104,7 +104,7 @@ fn follows_its_bounds(worker: &mut Worker, other: &mut Worker, bounds: Bounds, s
     assert_eq!(pull(other, theirs, &keys), keys.iter().map(sum).collect::<Vec<_>>());
     let counters = cache.counters();
     assert!(counters.pulled <= counters.read && counters.pushed <= counters.added, "{counters:?}");
-    worker.drop_table(table).unwrap();
+    worker.admin().drop_table(table).unwrap();
 }
 
 #[test]
@@ -125,7 +125,7 @@ fn rows_are_as_fresh_as_their_bounds_and_lose_nothing() {
 /// Reads row 1 first and most often, then 2 to 4, and 5, for which there is no room; returns which
 /// of the four have stayed.
 fn stayed(worker: &mut Worker, eviction: Eviction) -> Vec<u64> {
-    let table = worker.create_table(&spec(1, ValueType::I64, 1)).unwrap();
+    let table = worker.admin().create_table(&spec(1, ValueType::I64, 1)).unwrap();
     let bounds = Bounds { reads: u32::MAX, rounds: u64::MAX, rows_max: 4, eviction };
     let mut cache = Cache::<i64>::new(worker, table, bounds).unwrap();
     for key in [1, 1, 1, 1, 2, 2, 2, 3, 4, 4, 5] {
@@ -138,7 +138,7 @@ fn stayed(worker: &mut Worker, eviction: Eviction) -> Vec<u64> {
     let left = (1..=4).filter(|key| cache.keeps(*key)).collect();
     let all: Vec<u64> = (1..=5).collect();
     assert_eq!(cache.read(worker, &all).unwrap(), [40, 30, 10, 20, 10], "nothing is lost");
-    worker.drop_table(table).unwrap();
+    worker.admin().drop_table(table).unwrap();
     left
 }
 
@@ -172,11 +172,11 @@ fn tables_that_do_not_suit_are_refused_with_the_reason() {
         (i64s(5), Bounds { rows_max: 0, ..bounds }, "1 row"),
         (spec(6, ValueType::F32, 1), bounds, "f32"),
     ] {
-        let table = worker.create_table(&spec).unwrap();
+        let table = worker.admin().create_table(&spec).unwrap();
         let said = Cache::<i64>::new(&worker, table, bounds).err().unwrap().to_string();
         assert!(said.contains(says), "{said}");
     }
-    let table = worker.create_table(&i64s(7)).unwrap();
+    let table = worker.admin().create_table(&i64s(7)).unwrap();
     let mut cache = Cache::<i64>::new(&worker, table, bounds).unwrap();
     let wrong = cache.add(&mut worker, &[1, 2], &[1]);
     assert!(matches!(wrong, Err(Error::WrongLength { expected: 2, found: 1, .. })), "{wrong:?}");
@@ -241,9 +241,11 @@ fn train(bounds: Option<Bounds>) -> (u64, f64) {
     let popularity = popularity();
     let mut draws = Draws::new(9, 0);
     let spec = spec(1, ValueType::F32, WIDTH as u32);
-    let tables = workers.each_mut().map(|worker| worker.create_table(&spec).unwrap());
+    let tables = workers.each_mut().map(|worker| worker.admin().create_table(&spec).unwrap());
     let bytes = |workers: &[Worker; 2]| {
-        let of = |worker: &Worker| worker.counters().bytes_sent + worker.counters().bytes_received;
+        let of = |worker: &Worker| {
+            worker.info().counters().bytes_sent + worker.info().counters().bytes_received
+        };
         workers.iter().map(of).sum::<u64>()
     };
     let before = bytes(&workers);

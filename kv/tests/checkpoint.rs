@@ -43,7 +43,7 @@ fn tables() -> [TableSpec; 5] {
 /// Pushes the same to all keys of a table at once, and to the keys of the last table in turn.
 fn work(worker: &mut Worker) {
     let [sparse, dense, steps, varying, order] =
-        tables().map(|spec| worker.create_table(&spec).unwrap());
+        tables().map(|spec| worker.admin().create_table(&spec).unwrap());
     let keys: Vec<u64> = (0..KEYS).collect();
     let count = keys.len();
     for round in 1..=6u8 {
@@ -218,7 +218,7 @@ fn a_writer_that_dies_leaves_the_old_checkpoint_or_the_new_one() {
             let spec = TableSpec::new(1, "t", ValueType::I64, 1);
             let spec = spec.eviction(EvictionRule { idle_max: Some(3), ..EvictionRule::default() });
             let specs = [spec.placement(Placement::Even(2))];
-            let table = worker.create_table(&specs[0]).unwrap();
+            let table = worker.admin().create_table(&specs[0]).unwrap();
             let push = |worker: &mut Worker, keys: &[u64]| {
                 let pushed = worker.push(table, keys, &vec![1i64; keys.len()]).unwrap();
                 worker.wait(pushed).unwrap();
@@ -270,7 +270,7 @@ fn a_disk_that_is_full_or_unreadable_fails_by_name() {
         let mut worker = connect(9);
         let spec = TableSpec::new(1, "t", ValueType::I64, 1).keys(KeyRange::new(0, KEYS).unwrap());
         let specs = [spec.placement(Placement::Even(2))];
-        let table = worker.create_table(&specs[0]).unwrap();
+        let table = worker.admin().create_table(&specs[0]).unwrap();
         let keys: Vec<u64> = (0..KEYS).collect();
         let push = |worker: &mut Worker, keys: &[u64]| {
             let pushed = worker.push(table, keys, &vec![1i64; keys.len()]).unwrap();
@@ -321,7 +321,10 @@ fn a_disk_that_is_full_or_unreadable_fails_by_name() {
             for at in (0..bytes).step_by(997) {
                 checkpoints.disk().readable.set(Some(at));
                 assert!(checkpoints.restore(&mut worker, 2).is_err());
-                assert!(worker.list_tables("").unwrap().is_empty(), "nothing of it is there");
+                assert!(
+                    worker.admin().list_tables("").unwrap().is_empty(),
+                    "nothing of it is there"
+                );
             }
             checkpoints.disk().readable.set(None);
             checkpoints.restore(&mut worker, 2).unwrap();
@@ -334,7 +337,7 @@ fn damage_is_named_and_nothing_panics() {
     with_cluster(1, 1, |_, connect| {
         let mut worker = connect(9);
         let spec = TableSpec::new(1, "t", ValueType::F32, 2);
-        let table = worker.create_table(&spec).unwrap();
+        let table = worker.admin().create_table(&spec).unwrap();
         let pushed = worker.push(table, &[1, 7], &[1.5f32; 4]).unwrap();
         worker.wait(pushed).unwrap();
         let mut checkpoints = Checkpoints::new(Drive::default());
@@ -375,7 +378,7 @@ fn a_file_of_another_checkpoint_is_refused_by_name() {
     with_cluster(1, 1, |_, connect| {
         let mut worker = connect(9);
         let specs = [TableSpec::new(1, "t", ValueType::I64, 1)];
-        let table = worker.create_table(&specs[0]).unwrap();
+        let table = worker.admin().create_table(&specs[0]).unwrap();
         let drives = [1, 2].map(|_| {
             let mut checkpoints = Checkpoints::new(Drive::default());
             for keys in [&[1, 7][..], &[7]] {
@@ -403,7 +406,10 @@ fn a_file_of_another_checkpoint_is_refused_by_name() {
             with_cluster(2, 2, |_, connect| {
                 let mut worker = connect(9);
                 refused(mixed.restore(&mut worker, 2).map(drop));
-                assert!(worker.list_tables("").unwrap().is_empty(), "nothing of it is there");
+                assert!(
+                    worker.admin().list_tables("").unwrap().is_empty(),
+                    "nothing of it is there"
+                );
             });
         }
     });
@@ -424,7 +430,7 @@ fn a_restore_that_fails_leaves_no_table() {
         let mut worker = connect(9);
         let said = checkpoints.restore_with(&mut worker, 1, Some(1)).unwrap_err().to_string();
         assert!(said.contains("table once: a table with replicas knows repeats"), "{said}");
-        assert!(worker.list_tables("").unwrap().is_empty(), "nothing of it is there");
+        assert!(worker.admin().list_tables("").unwrap().is_empty(), "nothing of it is there");
         checkpoints.restore(&mut worker, 1).unwrap();
     });
 }

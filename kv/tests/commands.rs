@@ -50,7 +50,7 @@ fn commands_reach_the_handle_on_every_van() {
         let mut worker = servers.worker();
         let filtered = spec(2).filters("zero,key-cache,snappy".parse().unwrap());
         for spec in [spec(1), filtered] {
-            let table = worker.create_table(&spec).unwrap();
+            let table = worker.admin().create_table(&spec).unwrap();
             let commands = [1, 1, -3, i32::MAX, i32::MIN, 0, 7, 7, 7];
             let mut made = Vec::new();
             for command in commands {
@@ -70,7 +70,7 @@ fn commands_reach_the_handle_on_every_van() {
                 worker.wait(pushed).unwrap();
             }
             let runs = Runs::range(100..800);
-            let pushed = worker.push_runs(table, &runs, &vec![100_i64; keys.len()]).unwrap();
+            let pushed = worker.push(table, &runs, &vec![100_i64; keys.len()]).unwrap();
             worker.wait(pushed).unwrap();
             assert_eq!(pull(&mut worker, table, &keys), vec![460; keys.len()], "{van:?}");
             worker.set_command(0);
@@ -88,15 +88,15 @@ fn commands_follow_a_shard_that_moves() {
             let mut one = simulated::connect(network, 100, &addresses);
             let mut other = simulated::connect(network, 101, &addresses);
             let spec = spec(1).placement(Placement::Cut(vec![(0, 0)]));
-            let table = one.create_table(&spec).unwrap();
-            other.create_table(&spec).unwrap();
+            let table = one.admin().create_table(&spec).unwrap();
+            other.admin().create_table(&spec).unwrap();
             let keys: Vec<u64> = (0..300).collect();
             for worker in [&mut one, &mut other] {
                 worker.set_command(-2);
             }
             let pushed = one.push(table, &keys, &[1_i64; 300]).unwrap();
             one.wait(pushed).unwrap();
-            let moved = one.move_shard(table, 0, 1).unwrap();
+            let moved = one.admin().move_shard(table, 0, 1).unwrap();
             let mut count = 1;
             while !one.is_done(moved).unwrap() {
                 let pushed = other.push(table, &keys, &[1_i64; 300]).unwrap();
@@ -125,9 +125,9 @@ fn commands_outlive_a_primary() {
             let is_lost = Arc::new(AtomicBool::new(false));
             let watched = is_lost.clone();
             let watch = move || Ok(Vec::from_iter(watched.load(Ordering::Relaxed).then_some(0)));
-            worker.watch_servers(watch, Duration::from_micros(300));
+            worker.admin().watch_servers(watch, Duration::from_micros(300));
             let spec = spec(1).placement(Placement::Cut(vec![(0, 0)])).replicas(1);
-            let table = worker.create_table(&spec).unwrap();
+            let table = worker.admin().create_table(&spec).unwrap();
             let push = |worker: &mut Worker, command| {
                 worker.set_command(command);
                 worker.push(table, &[3, 4], &[1_i64, 10]).unwrap()

@@ -72,7 +72,7 @@ impl Adds {
         let mut draws = Draws(seed << 8 | node.rank as u64);
         let own_column = 1 + node.rank;
         let worker = &mut node.worker;
-        let first = [0, 1].map(|number| worker.create_table(&table(number, dies)));
+        let first = [0, 1].map(|number| worker.admin().create_table(&table(number, dies)));
         let mut tables: BTreeMap<u64, Table> = BTreeMap::new();
         for (number, created) in (0..).zip(first) {
             tables.insert(number, created?);
@@ -84,7 +84,7 @@ impl Adds {
             let mut number = draws.below(2);
             if late && draws.below(8) == 0 {
                 number = 2 + draws.below(LATE);
-                tables.insert(number, worker.create_table(&table(number, dies))?);
+                tables.insert(number, worker.admin().create_table(&table(number, dies))?);
             }
             let at = tables[&number];
             let most = [1, 3, 40][draws.below(3) as usize];
@@ -217,14 +217,14 @@ fn begin(config: &ClusterConfig, stop: &Arc<AtomicBool>, body: &Value) -> (Clust
 /// Waits until all copies are whole beside so many servers that are lost, or more.
 fn await_copies(network: &Network, worker: &mut Worker, lost: usize) {
     for _ in 0..10_000 {
-        let copies = worker.copies().unwrap();
+        let copies = worker.admin().copies().unwrap();
         if copies.lost >= lost && (copies.missing, copies.coming) == (0, 0) {
             return;
         }
         network.sleep(Duration::from_millis(1));
         worker.sleep(Duration::ZERO).unwrap();
     }
-    panic!("{lost} are lost: {:?}", worker.copies());
+    panic!("{lost} are lost: {:?}", worker.admin().copies());
 }
 
 /// By table: the sum of what was pushed to each key, and how often each worker has pushed to its
@@ -249,8 +249,8 @@ fn shift(client: &mut Worker, tables: &[Table], draws: &mut Draws) {
         if draws.below(2) == 0 {
             continue;
         }
-        let to = draws.below(client.server_addresses().count() as u64) as usize;
-        let wish = client.move_shard(table, draws.below(KEYS), to).unwrap();
+        let to = draws.below(client.info().addresses().count() as u64) as usize;
+        let wish = client.admin().move_shard(table, draws.below(KEYS), to).unwrap();
         match client.wait(wish) {
             Ok(_) | Err(Error::Refused { .. } | Error::Config(_)) => {}
             Err(error) => panic!("a move to server {to}: {error}"),
@@ -273,8 +273,8 @@ pub(crate) fn depart(network: &Network, seed: u64) -> Met {
     let node = cluster.config().node.clone();
     let mut client = cluster.client().unwrap();
     let mut idle = cluster.client().unwrap();
-    let known = [0, 1].map(|number| client.create_table(&table(number, dies)).unwrap());
-    let _ = [0, 1].map(|number| idle.create_table(&table(number, dies)).unwrap());
+    let known = [0, 1].map(|number| client.admin().create_table(&table(number, dies)).unwrap());
+    let _ = [0, 1].map(|number| idle.admin().create_table(&table(number, dies)).unwrap());
     let mut met = Met::default();
     let mut there: BTreeSet<usize> = (0..founders).collect();
     let mut joining = Vec::new();
@@ -334,7 +334,7 @@ pub(crate) fn depart(network: &Network, seed: u64) -> Met {
         network.sleep(Duration::from_millis(draws.below(30)));
         for table in known {
             client.sleep(Duration::ZERO).unwrap();
-            let shards = client.shards(table).unwrap();
+            let shards = client.info().shards(table).unwrap();
             assert!(
                 fate != Fate::Left || shards.iter().all(|shard| shard.server != rank),
                 "{shards:?}"
@@ -347,19 +347,19 @@ pub(crate) fn depart(network: &Network, seed: u64) -> Met {
     // One that has not listened meanwhile finds everything, and so does a driver that comes later.
     let late = Cluster::attach(&node, "late").unwrap();
     let mut reader = late.client().unwrap();
-    reader.set_namespace("");
+    reader.admin().set_namespace("");
     for worker in [&mut idle, &mut reader] {
         for number in 0..TABLES {
-            let at = worker.create_table(&table(number, dies)).unwrap();
+            let at = worker.admin().create_table(&table(number, dies)).unwrap();
             let expected = (sums[number as usize].clone(), own[number as usize].clone());
             assert_eq!(read(worker, at), expected, "table {number}");
         }
         await_copies(network, worker, 0);
     }
     // Tables are dropped wherever they are, and their names are free again.
-    assert_eq!(reader.drop_tables("").unwrap(), TABLES as usize);
+    assert_eq!(reader.admin().drop_tables("").unwrap(), TABLES as usize);
     for worker in [&mut idle, &mut client, &mut reader] {
-        let anew = worker.create_table(&table(0, dies)).unwrap();
+        let anew = worker.admin().create_table(&table(0, dies)).unwrap();
         assert_eq!(read(worker, anew), (vec![0; KEYS as usize], vec![0; WORKERS as usize]));
     }
     drop((client, idle, reader));
@@ -402,7 +402,7 @@ fn replace(network: &Network, seed: u64) -> (usize, usize, i64) {
     let (mut cluster, task) = begin(&config, &stop, &body);
     let node = cluster.config().node.clone();
     let mut client = cluster.client().unwrap();
-    let known = [0, 1].map(|number| client.create_table(&table(number, true)).unwrap());
+    let known = [0, 1].map(|number| client.admin().create_table(&table(number, true)).unwrap());
     let mut there: Vec<usize> = (0..founders).collect();
     let (mut joining, mut died, mut left) = (Vec::new(), 0, 0);
     // The founders die, and with the last one whoever knows all tables; or all of them leave.
@@ -439,11 +439,11 @@ fn replace(network: &Network, seed: u64) -> (usize, usize, i64) {
     // Whoever comes later finds the tables as well.
     let mut late = cluster.client().unwrap();
     for (number, at) in known.into_iter().enumerate() {
-        let found = late.create_table(&table(number as u64, true)).unwrap();
+        let found = late.admin().create_table(&table(number as u64, true)).unwrap();
         assert_eq!(read(&mut late, found), (sums[number].clone(), own[number].clone()));
         assert_eq!(read(&mut client, at), (sums[number].clone(), own[number].clone()));
     }
-    let why = client.create_table(&table(2, true)).unwrap_err().to_string();
+    let why = client.admin().create_table(&table(2, true)).unwrap_err().to_string();
     let says = ["which is lost, so there are no new ones", "no server is left that has founded"];
     assert!(says.iter().any(|says| why.contains(says)), "{why}");
     drop((client, late));
@@ -494,7 +494,7 @@ fn the_last_founder_leaves_its_tables_to_one_that_has_joined() {
     on_cluster(2, 0, |network, cluster| {
         let why = |rank| cluster.release_server(rank).unwrap_err().to_string();
         let mut client = cluster.client().unwrap();
-        let before = client.create_table(&table(0, false)).unwrap();
+        let before = client.admin().create_table(&table(0, false)).unwrap();
         assert!(why(2).contains("there is no server 2, the last one is 1"), "{}", why(2));
         assert!(!cluster.release_server(0).unwrap().is_empty());
         assert!(why(0).contains("server 0 leaves already, or has left"), "{}", why(0));
@@ -504,23 +504,23 @@ fn the_last_founder_leaves_its_tables_to_one_that_has_joined() {
         assert!(!cluster.release_server(1).unwrap().is_empty());
         let mut owners = |table: Table| -> BTreeSet<usize> {
             client.sleep(Duration::ZERO).unwrap();
-            client.shards(table).unwrap().iter().map(|shard| shard.server).collect()
+            client.info().shards(table).unwrap().iter().map(|shard| shard.server).collect()
         };
         assert!(owners(before).iter().all(|owner| *owner >= 2), "{:?}", owners(before));
         let mut late = cluster.client().unwrap();
-        assert_eq!(late.list_tables("").unwrap().len(), 1);
-        let after = late.create_table(&table(4, false)).unwrap();
+        assert_eq!(late.admin().list_tables("").unwrap().len(), 1);
+        let after = late.admin().create_table(&table(4, false)).unwrap();
         let pushed = late.push(after, &[3], &[2i64; WIDTH]).unwrap();
         late.wait(pushed).unwrap();
-        let refused = late.create_table(&table(1, false)).unwrap_err().to_string();
+        let refused = late.admin().create_table(&table(1, false)).unwrap_err().to_string();
         assert!(refused.contains("no server is left that has founded the cluster"), "{refused}");
         // Whoever numbers the tables leaves them to the next one.
         let first = cluster.release_server(2).map(|moved| moved.len());
         assert!(first.unwrap() > 0);
-        assert_eq!(late.list_tables("").unwrap().len(), 2);
-        assert_eq!(late.create_table(&table(4, false)).unwrap(), after);
+        assert_eq!(late.admin().list_tables("").unwrap().len(), 2);
+        assert_eq!(late.admin().create_table(&table(4, false)).unwrap(), after);
         assert_eq!(read(&mut late, after).0[3], 2);
-        late.drop_table(after).unwrap();
+        late.admin().drop_table(after).unwrap();
         assert!(why(3).contains("server 3 is the only one left"), "{}", why(3));
         drop((client, late));
         cluster.shutdown().unwrap();
@@ -539,7 +539,7 @@ fn copies_are_whole_elsewhere_before_a_server_leaves() {
         let keys: Vec<u64> = (0..200_000).collect();
         let spec = TableSpec::new(1, "copied", ValueType::I64, 1).replicas(1);
         let spec = spec.keys(KeyRange::new(0, keys.len() as u64).unwrap());
-        let table = client.create_table(&spec).unwrap();
+        let table = client.admin().create_table(&spec).unwrap();
         for part in keys.chunks(10_000) {
             let values: Vec<i64> = part.iter().map(|key| *key as i64).collect();
             let pushed = client.push(table, part, &values).unwrap();
@@ -566,13 +566,13 @@ fn a_table_is_not_looked_for_where_it_never_was() {
         let [mut client, mut idle] = [0, 1].map(|_| cluster.client().unwrap());
         let keys: Vec<u64> = (0..KEYS).collect();
         let ones = vec![1i64; KEYS as usize * WIDTH];
-        let before = idle.create_table(&table(0, false)).unwrap();
+        let before = idle.admin().create_table(&table(0, false)).unwrap();
         let push = idle.push(before, &keys, &ones).unwrap();
         idle.wait(push).unwrap(); // it has a lane to each server
         assert!(!cluster.release_server(2).unwrap().is_empty());
         client.sleep(Duration::ZERO).unwrap();
-        let created = client.create_table(&table(4, false)).unwrap();
-        let joined = idle.create_table(&table(4, false)).unwrap();
+        let created = client.admin().create_table(&table(4, false)).unwrap();
+        let joined = idle.admin().create_table(&table(4, false)).unwrap();
         let push = idle.push(joined, &keys, &ones).unwrap();
         idle.wait(push).unwrap();
         assert_eq!(read(&mut client, created).0, vec![1; KEYS as usize]);
@@ -598,7 +598,7 @@ fn keys_whose_copies_are_lost_are_named() {
         let cut = TableSpec { id: 6, name: "table 6".to_owned(), ..copied.clone() };
         let cut = cut.placement(Placement::Cut(vec![(0, 1), (70, 3)]));
         let [with, without, cut] =
-            [copied, plain, cut].map(|spec| client.create_table(&spec).unwrap());
+            [copied, plain, cut].map(|spec| client.admin().create_table(&spec).unwrap());
         let keys: Vec<u64> = (0..100).collect();
         for table in [with, without, cut] {
             let pushed = client.push(table, &keys, &[1i64; 100]).unwrap();
@@ -606,7 +606,7 @@ fn keys_whose_copies_are_lost_are_named() {
         }
         let copies = |client: &mut Worker, lost: usize| -> Vec<Lacks> {
             await_copies(network, client, lost);
-            let each = client.copies_of_tables("").unwrap().into_iter().map(|it| {
+            let each = client.admin().copies_of_tables("").unwrap().into_iter().map(|it| {
                 let lost = it.lost.iter().map(|keys| (keys.begin(), keys.last())).collect();
                 (it.table.id, it.missing + it.coming, lost)
             });
@@ -648,7 +648,7 @@ fn who_has_joined_serves_nothing_that_is_lost() {
     on_cluster(2, 2, |network, cluster| {
         let mut client = cluster.client().unwrap();
         let spec = table(0, true);
-        let at = client.create_table(&spec).unwrap();
+        let at = client.admin().create_table(&spec).unwrap();
         let push = client.push(at, &[3], &[1i64; WIDTH]).unwrap();
         client.wait(push).unwrap();
         let node = cluster.config().node.clone();
@@ -662,7 +662,7 @@ fn who_has_joined_serves_nothing_that_is_lost() {
         };
         assert!(lost.contains("the shard of key 0 of table number 1 is lost"), "{lost}");
         assert!(lost.contains("was given no copy before the others were lost"), "{lost}");
-        let again = client.create_table(&spec).unwrap_err().to_string();
+        let again = client.admin().create_table(&spec).unwrap_err().to_string();
         assert!(again.contains("which is lost, so there are no new ones"), "{again}");
         drop(client);
         cluster.shutdown().unwrap();
@@ -681,7 +681,7 @@ fn tables_outlive_the_server_that_numbered_them() {
             spec.keys(KeyRange::new(0, 10).unwrap()).placement(Placement::Cut(vec![(0, 0)]))
         };
         let ids = |worker: &mut Worker| -> Vec<u32> {
-            worker.list_tables("").unwrap().iter().map(|spec| spec.id).collect()
+            worker.admin().list_tables("").unwrap().iter().map(|spec| spec.id).collect()
         };
         let add = |worker: &mut Worker, table: Table| {
             let pushed = worker.push(table, &[3], &[1i64]).unwrap();
@@ -689,17 +689,18 @@ fn tables_outlive_the_server_that_numbered_them() {
             let pulled = worker.pull(table, &[3]).unwrap();
             worker.wait(pulled).unwrap().values::<i64>()[0]
         };
-        let [first, second, third] = [1, 2, 3].map(|id| client.create_table(&spec(id)).unwrap());
-        let stale = idle.create_table(&spec(3)).unwrap();
+        let [first, second, third] =
+            [1, 2, 3].map(|id| client.admin().create_table(&spec(id)).unwrap());
+        let stale = idle.admin().create_table(&spec(3)).unwrap();
         assert_eq!([first, second, third].map(|table| add(&mut client, table)), [1, 1, 1]);
-        client.drop_table(third).unwrap();
+        client.admin().drop_table(third).unwrap();
         assert_eq!(cluster.release_server(0).unwrap().len(), 2);
         for worker in [&mut client, &mut idle] {
             assert_eq!(ids(worker), [1, 2]);
         }
-        let again = idle.create_table(&spec(2)).unwrap();
+        let again = idle.admin().create_table(&spec(2)).unwrap();
         assert_eq!(add(&mut idle, again), 2);
-        let anew = client.create_table(&spec(3)).unwrap();
+        let anew = client.admin().create_table(&spec(3)).unwrap();
         assert_eq!(add(&mut client, anew), 1);
         // No number is given again, so whoever has not heard that the first one was dropped does
         // not reach the new one.

@@ -82,7 +82,8 @@ impl Adds {
         let own_column = 1 + node.rank;
         let worker = &mut node.worker;
         let [sparse, dense] = tables(copies);
-        let [sparse, dense] = [worker.create_table(&sparse)?, worker.create_table(&dense)?];
+        let [sparse, dense] =
+            [worker.admin().create_table(&sparse)?, worker.admin().create_table(&dense)?];
         let mut pushed: BTreeMap<u64, i64> = BTreeMap::new();
         let mut own = 0;
         let mut waiting: VecDeque<(Timestamp, Option<i64>)> = VecDeque::new();
@@ -111,7 +112,7 @@ impl Adds {
             waiting.push_back((worker.pull(dense, &[7])?, Some(own)));
             if has_late && draws.below(8) == 0 {
                 let number = draws.below(LATE);
-                let table = worker.create_table(&late(number))?;
+                let table = worker.admin().create_table(&late(number))?;
                 let keys = [draws.below(KEYS / 2), KEYS / 2 + draws.below(KEYS / 2)];
                 waiting.push_back((worker.push(table, &keys, &[1i64, 1])?, None));
                 late_pushes[number as usize] += 2;
@@ -133,10 +134,11 @@ impl Adds {
         for (timestamp, _) in waiting {
             worker.wait(timestamp)?;
         }
-        let founders = worker.servers();
+        let founders = worker.info().servers();
         let mut further = 0;
         for table in [sparse, dense] {
-            further += worker.shards(table)?.iter().filter(|it| it.server >= founders).count();
+            further +=
+                worker.info().shards(table)?.iter().filter(|it| it.server >= founders).count();
         }
         let pushed: Vec<(u64, i64)> = pushed.into_iter().collect();
         Ok(json!({ "pushed": pushed, "own": own, "further": further, "late": late_pushes }))
@@ -184,20 +186,20 @@ impl AddAssign for Met {
 /// Moves a random shard of each table to the server that has joined last, and then spreads all
 /// shards; returns how many have gone to servers that have joined.
 fn shift(client: &mut Worker, tables: &[Table], draws: &mut Draws) -> usize {
-    let (founders, last) = (client.servers(), client.server_addresses().count() - 1);
+    let (founders, last) = (client.info().servers(), client.info().addresses().count() - 1);
     let mut moved = 0;
     for &table in tables {
-        let shards = client.shards(table).unwrap();
+        let shards = client.info().shards(table).unwrap();
         let shard = shards[draws.below(shards.len() as u64) as usize];
-        let wish = client.move_shard(table, shard.range.begin(), last).unwrap();
+        let wish = client.admin().move_shard(table, shard.range.begin(), last).unwrap();
         client.wait(wish).unwrap();
         moved += usize::from(shard.server != last);
-        for before in client.rebalance(table, &[]).unwrap() {
-            let shards = client.shards(table).unwrap();
+        for before in client.admin().rebalance(table, &[]).unwrap() {
+            let shards = client.info().shards(table).unwrap();
             let after = shards.iter().find(|it| it.range == before.range).unwrap();
             moved += usize::from(after.server >= founders);
         }
-        let shards = client.shards(table).unwrap();
+        let shards = client.info().shards(table).unwrap();
         assert!(shards.iter().any(|shard| shard.server == last), "{shards:?}");
     }
     moved
@@ -211,8 +213,8 @@ pub(crate) fn drive(network: &Network, seed: u64) -> Met {
     let mut client = cluster.client().unwrap();
     let mut idle = cluster.client().unwrap();
     let specs = tables(copies);
-    let [sparse, dense] = specs.each_ref().map(|spec| client.create_table(spec).unwrap());
-    let _ = specs.each_ref().map(|spec| idle.create_table(spec).unwrap());
+    let [sparse, dense] = specs.each_ref().map(|spec| client.admin().create_table(spec).unwrap());
+    let _ = specs.each_ref().map(|spec| idle.admin().create_table(spec).unwrap());
     let node = cluster.config().node.clone();
     let mut met = Met::default();
     let mut further = Vec::new();
@@ -241,16 +243,16 @@ pub(crate) fn drive(network: &Network, seed: u64) -> Met {
     // A driver that comes later finds the shards where they are.
     let late = Cluster::attach(&node, "late").unwrap();
     let mut reader = late.client().unwrap();
-    assert_eq!(reader.server_addresses().count(), servers + met.joined);
-    reader.set_namespace("");
-    let again = reader.create_table(&specs[0]).unwrap();
+    assert_eq!(reader.info().addresses().count(), servers + met.joined);
+    reader.admin().set_namespace("");
+    let again = reader.admin().create_table(&specs[0]).unwrap();
     assert_eq!(pull(&mut reader, again), sums);
     drop(reader);
     late.shutdown().unwrap();
     // One that has not listened meanwhile drops the tables wherever their shards are.
-    assert_eq!(idle.drop_tables("").unwrap(), 2);
+    assert_eq!(idle.admin().drop_tables("").unwrap(), 2);
     client.sleep(Duration::ZERO).unwrap();
-    let anew = idle.create_table(&specs[0]).unwrap();
+    let anew = idle.admin().create_table(&specs[0]).unwrap();
     assert_eq!(pull(&mut idle, anew), vec![0; KEYS as usize]);
     drop((client, idle));
     cluster.shutdown().unwrap();
@@ -278,14 +280,14 @@ fn servers_join_under_load_and_nothing_is_lost_or_doubled() {
 fn lend(client: &mut Worker, tables: &[Table], to: usize, draws: &mut Draws) -> usize {
     let mut moved = 0;
     for &table in tables {
-        let shards = client.shards(table).unwrap();
+        let shards = client.info().shards(table).unwrap();
         let shard = shards[draws.below(shards.len() as u64) as usize];
-        let wish = client.move_shard(table, shard.range.begin(), to).unwrap();
+        let wish = client.admin().move_shard(table, shard.range.begin(), to).unwrap();
         client.wait(wish).unwrap();
         client.poll().unwrap(); // so that its mark leaves, for which the shard waits if it returns
         moved += usize::from(shard.server != to);
         if draws.below(2) == 0 {
-            moved += client.rebalance(table, &[]).unwrap().len();
+            moved += client.admin().rebalance(table, &[]).unwrap().len();
         }
     }
     moved
@@ -320,17 +322,17 @@ fn disturb(
 ) -> u64 {
     let cluster = Cluster::attach(node, "moves").unwrap();
     let mut client = cluster.client().unwrap();
-    client.set_namespace("");
+    client.admin().set_namespace("");
     let [sparse, dense] = tables(copies);
     let specs = [sparse, dense, late(0), late(1)];
-    let tables = specs.each_ref().map(|spec| client.create_table(spec).unwrap());
+    let tables = specs.each_ref().map(|spec| client.admin().create_table(spec).unwrap());
     let mut draws = Draws(seed << 8);
     let mut refused = 0;
     while !signals.stop.load(Ordering::Relaxed) {
         client.sleep(Duration::ZERO).unwrap();
         let table = tables[draws.below(4) as usize];
-        let to = draws.below(client.server_addresses().count() as u64) as usize;
-        let wish = client.move_shard(table, draws.below(KEYS), to).unwrap();
+        let to = draws.below(client.info().addresses().count() as u64) as usize;
+        let wish = client.admin().move_shard(table, draws.below(KEYS), to).unwrap();
         match client.wait(wish) {
             Ok(_) => {}
             Err(Error::Refused { .. }) => refused += 1,
@@ -367,9 +369,9 @@ pub(crate) fn come_and_go(network: &Network, seed: u64) -> Met {
     let mut client = cluster.client().unwrap();
     let mut idle = cluster.client().unwrap();
     let specs = tables(copies);
-    let [sparse, dense] = specs.each_ref().map(|spec| client.create_table(spec).unwrap());
-    let first_late = client.create_table(&late(0)).unwrap();
-    let _ = specs.each_ref().map(|spec| idle.create_table(spec).unwrap());
+    let [sparse, dense] = specs.each_ref().map(|spec| client.admin().create_table(spec).unwrap());
+    let first_late = client.admin().create_table(&late(0)).unwrap();
+    let _ = specs.each_ref().map(|spec| idle.admin().create_table(spec).unwrap());
     let mut met = Met::default();
     let moves = (seed % 2 == 1).then(|| {
         let (node, signals) = (node.clone(), signals.clone());
@@ -379,7 +381,7 @@ pub(crate) fn come_and_go(network: &Network, seed: u64) -> Met {
     for round in 0..4 {
         network.sleep(Duration::from_micros(draws.below(3000)));
         if round == 0 || draws.below(2) == 0 {
-            let rank = client.server_addresses().count();
+            let rank = client.info().addresses().count();
             there.push((rank, join(network, &node, &mut client)));
             met.joined += 1;
         }
@@ -398,7 +400,7 @@ pub(crate) fn come_and_go(network: &Network, seed: u64) -> Met {
         met.left += 1;
         met.disturbed += usize::from(moves.is_some());
         for table in [sparse, dense] {
-            let shards = client.shards(table).unwrap();
+            let shards = client.info().shards(table).unwrap();
             assert!(shards.iter().all(|shard| shard.server != rank), "{shards:?}");
         }
     }
@@ -421,20 +423,20 @@ pub(crate) fn come_and_go(network: &Network, seed: u64) -> Met {
     assert_eq!(rows.iter().step_by(width).copied().collect::<Vec<_>>(), sums);
     assert_eq!(rows[7 * width + 1..][..workers], own);
     for (number, sum) in (0..LATE).zip(late_sums) {
-        let table = client.create_table(&late(number)).unwrap();
+        let table = client.admin().create_table(&late(number)).unwrap();
         assert_eq!(pull(&mut client, table).iter().sum::<i64>(), sum);
         met.late += sum;
     }
     // So does a driver that comes later.
     let late = Cluster::attach(&node, "late").unwrap();
     let mut reader = late.client().unwrap();
-    reader.set_namespace("");
-    let again = reader.create_table(&specs[0]).unwrap();
+    reader.admin().set_namespace("");
+    let again = reader.admin().create_table(&specs[0]).unwrap();
     assert_eq!(pull(&mut reader, again), sums);
     drop(reader);
     late.shutdown().unwrap();
-    assert_eq!(idle.drop_tables("").unwrap(), 2 + LATE as usize);
-    let anew = idle.create_table(&specs[0]).unwrap();
+    assert_eq!(idle.admin().drop_tables("").unwrap(), 2 + LATE as usize);
+    let anew = idle.admin().create_table(&specs[0]).unwrap();
     assert_eq!(pull(&mut idle, anew), vec![0; KEYS as usize]);
     drop((client, idle));
     cluster.shutdown().unwrap();
@@ -489,9 +491,9 @@ fn a_server_waits_for_clients_and_may_die_meanwhile() {
         let mut idle = cluster.client().unwrap();
         let joins = join(network, &node, &mut client);
         let [spec, _] = tables(false);
-        let table = client.create_table(&spec).unwrap();
-        let same = idle.create_table(&spec).unwrap();
-        let wish = client.move_shard(table, 0, 1).unwrap();
+        let table = client.admin().create_table(&spec).unwrap();
+        let same = idle.admin().create_table(&spec).unwrap();
+        let wish = client.admin().move_shard(table, 0, 1).unwrap();
         client.wait(wish).unwrap();
         for worker in [&mut client, &mut idle] {
             let pushed = worker.push(same, &[0], &[1i64]).unwrap();
@@ -532,11 +534,11 @@ fn ask_twice(network: &Network, seed: u64) -> bool {
     let mut client = cluster.client().unwrap();
     let leaves = join(network, &node, &mut client);
     let [spec, _] = tables(false);
-    let table = client.create_table(&spec).unwrap();
+    let table = client.admin().create_table(&spec).unwrap();
     let keys: Vec<u64> = (0..KEYS).collect();
     let pushed = client.push(table, &keys, &[1i64; KEYS as usize]).unwrap();
     client.wait(pushed).unwrap();
-    assert!(!client.rebalance(table, &[]).unwrap().is_empty());
+    assert!(!client.admin().rebalance(table, &[]).unwrap().is_empty());
     let asker = network.spawn("asker", move |_| {
         let cluster = Cluster::attach(&node, "asks").unwrap();
         cluster.release_server(1).unwrap();
@@ -580,16 +582,16 @@ fn servers_that_may_not_leave_hear_why() {
         assert!(why(1).contains("there is no server 1, the last one is 0"), "{}", why(1));
         let joins = join(network, &node, &mut client);
         let [spec, _] = tables(false);
-        let table = client.create_table(&spec).unwrap();
+        let table = client.admin().create_table(&spec).unwrap();
         assert!(cluster.release_server(1).unwrap().is_empty(), "it has no shards");
         assert!(why(1).contains("server 1 leaves already, or has left"), "{}", why(1));
         // Nobody gives it shards any more.
-        let wish = client.move_shard(table, 0, 1).unwrap();
+        let wish = client.admin().move_shard(table, 0, 1).unwrap();
         let error = client.wait(wish).unwrap_err().to_string();
         let says = ["it has left the cluster", "leaves the cluster and takes no shards"];
         assert!(says.iter().any(|says| error.contains(says)), "{error}");
         assert_eq!(wait_for_end(network, joins, &mut client), Ended::Left(1));
-        assert!(client.rebalance(table, &[]).unwrap().is_empty(), "one server is left");
+        assert!(client.admin().rebalance(table, &[]).unwrap().is_empty(), "one server is left");
         drop(client);
         cluster.shutdown().unwrap();
     });

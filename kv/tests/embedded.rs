@@ -25,7 +25,7 @@ impl App for PushPull {
 
 fn push_pull(node: &mut WorkerNode) -> caravan_kv::Result<Value> {
     let worker = &mut node.worker;
-    let table = worker.create_table(&TableSpec::new(1, "weights", ValueType::F32, 2))?;
+    let table = worker.admin().create_table(&TableSpec::new(1, "weights", ValueType::F32, 2))?;
     let keys: Vec<u64> = (0..1000).map(|i| i * (u64::MAX / 999)).collect();
     let values: Vec<f32> = (0..2000).map(|i| i as f32).collect();
     let pushed = worker.push(table, &keys, &values)?;
@@ -140,10 +140,10 @@ impl App for Count {
 fn count(node: &mut WorkerNode) -> caravan_kv::Result<Value> {
     let worker = &mut node.worker;
     let spec = TableSpec::new(1, "../a table", ValueType::I64, 1);
-    let table = worker.create_table(&spec.consistency(Model::Bsp, node.workers as u32))?;
-    worker.join(table)?;
+    let table = worker.admin().create_table(&spec.consistency(Model::Bsp, node.workers as u32))?;
+    worker.clocks(table).join()?;
     for _ in 0..5 {
-        worker.push_last(table, &[0, u64::MAX], &[1i64, 1])?;
+        worker.clocks(table).push_last(&[0, u64::MAX], &[1i64, 1])?;
     }
     let pulled = worker.pull(table, &[0, u64::MAX])?;
     let counted = worker.wait(pulled)?.values::<i64>().to_vec();

@@ -26,7 +26,7 @@ fn servers(count: usize) -> Servers {
 
 fn table(worker: &mut Worker, eviction: EvictionRule) -> Table {
     let spec = TableSpec::new(1, "sums", ValueType::I64, 1).eviction(eviction);
-    worker.create_table(&spec).unwrap()
+    worker.admin().create_table(&spec).unwrap()
 }
 
 fn push(worker: &mut Worker, table: Table, keys: &[u64]) {
@@ -203,7 +203,7 @@ fn what_is_admitted_counts_once() {
         let eviction = EvictionRule { pushes_min: Some(3), ..EvictionRule::default() };
         let table = table(&mut worker, eviction);
         if cached {
-            worker.cache_keys(table).unwrap();
+            worker.filters(table).cache_keys().unwrap();
         }
         let mut counts: BTreeMap<u64, i64> = BTreeMap::new();
         for round in 0_u64..40 {
@@ -267,7 +267,7 @@ fn turnovers_that_cannot_be_are_refused_with_the_reason() {
         (spec(none).replicas(1), "room for 0"),
         (spec(none).handle("clocked"), "its handle keep all rows"),
     ] {
-        let said = worker.create_table(&spec).unwrap_err().to_string();
+        let said = worker.admin().create_table(&spec).unwrap_err().to_string();
         assert!(said.contains(says), "{said}");
     }
 }
@@ -398,7 +398,7 @@ fn moving() -> [TableSpec; 2] {
 /// counts on, and it is lost only where rows go.
 fn count(worker: &mut Worker, seed: u64, node: u64) {
     let mut draws = Draws(seed << 8 | node);
-    let tables = moving().map(|spec| worker.create_table(&spec).unwrap());
+    let tables = moving().map(|spec| worker.admin().create_table(&spec).unwrap());
     let mut sums = [BTreeMap::new(), BTreeMap::new()];
     for clock in 0..30 {
         worker.set_clock(clock);
@@ -438,16 +438,17 @@ fn nothing_admitted_is_lost_or_doubled_while_shards_move_and_are_read() {
             let mut checkpoints = Checkpoints::new(Folder::new(folder.path()));
             let mut draws = Draws(seed ^ 5);
             let mut worker = connect(network, 98, &to);
-            let tables = moving().map(|spec| worker.create_table(&spec).unwrap());
+            let tables = moving().map(|spec| worker.admin().create_table(&spec).unwrap());
             for round in 0..12 {
                 network.sleep(Duration::from_micros(draws.below(300)));
                 if round % 4 == 3 {
                     checkpoints.create(&mut worker, &moving()).unwrap();
                 }
                 let table = tables[draws.below(2) as usize];
-                let shards = worker.shards(table).unwrap();
+                let shards = worker.info().shards(table).unwrap();
                 let from = shards[draws.below(shards.len() as u64) as usize].range.begin();
-                let moved = worker.move_shard(table, from, draws.below(3) as usize).unwrap();
+                let moved =
+                    worker.admin().move_shard(table, from, draws.below(3) as usize).unwrap();
                 worker.wait(moved).unwrap();
             }
         });
@@ -478,7 +479,7 @@ fn rows_come_back_from_a_checkpoint() {
     let servers = servers(3);
     let mut worker = servers.worker();
     checkpoints.restore(&mut worker, 1).unwrap();
-    let table = worker.create_table(&spec).unwrap();
+    let table = worker.admin().create_table(&spec).unwrap();
     assert_eq!(pull(&mut worker, table, &keys), [2; 3000]);
     worker.set_clock(9);
     push(&mut worker, table, &keys);

@@ -35,7 +35,7 @@ fn specs() -> [TableSpec; 6] {
 fn fill(worker: &mut Worker) {
     let keys: Vec<u64> = (0..KEYS).map(|key| key * (u64::MAX / KEYS)).collect();
     let [sums, halves, lists, pairs, counts, lists_of_counts] =
-        specs().map(|spec| worker.create_table(&spec).unwrap());
+        specs().map(|spec| worker.admin().create_table(&spec).unwrap());
     let numbers: Vec<i64> = (0..KEYS as i64).map(|at| at * at - 5000).collect();
     let thirds: Vec<f16> = (0..3 * KEYS).map(|at| f16::from_f32(at as f32 / 3.0)).collect();
     let lengths: Vec<u32> = (0..KEYS as u32).map(|at| at % 4).collect();

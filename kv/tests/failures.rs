@@ -28,7 +28,7 @@ fn a_lost_server_fails_all_that_is_outstanding_with_it_at_once() {
         let mut servers = Servers::start(van, 3, &config(64, GIB), &handles());
         let mut worker = servers.worker();
         let spec = TableSpec::new(1, "clocked", ValueType::I64, 1).handle("clocked");
-        let table = worker.create_table(&spec).unwrap();
+        let table = worker.admin().create_table(&spec).unwrap();
         let first_two = [0, u64::MAX / 2];
         worker.set_clock(1);
         // These wait on all servers for a clock that never comes; two are long enough for offers
@@ -82,7 +82,7 @@ fn a_server_lost_while_its_lane_is_full_ends_the_wait_for_room() {
         let mut servers = Servers::start(van, 1, &config(2, GIB), &handles());
         let mut worker = servers.worker();
         let spec = TableSpec::new(1, "clocked", ValueType::I64, 1).handle("clocked");
-        let table = worker.create_table(&spec).unwrap();
+        let table = worker.admin().create_table(&spec).unwrap();
         worker.set_clock(9);
         let waiting = [worker.pull(table, &[1]).unwrap(), worker.pull(table, &[1]).unwrap()];
         std::thread::scope(|scope| {
@@ -133,7 +133,7 @@ fn a_server_without_memory_refuses_and_goes_on() {
         let mut worker =
             Worker::connect(endpoint(van, &small), &servers.addresses, TIMEOUT).unwrap();
         let spec = TableSpec::new(1, "sums", ValueType::I64, 256);
-        let table = worker.create_table(&spec).unwrap();
+        let table = worker.admin().create_table(&spec).unwrap();
         // Each push takes one more row of 2 KiB, 32 rows a chunk, until nothing is left.
         let row = vec![1i64; 256];
         let mut stored = 0;
@@ -224,7 +224,8 @@ fn answers_that_do_not_fit_are_errors() {
     });
     let mut worker =
         Worker::connect(endpoint(Van::Tcp, &config(16, GIB)), &[address], TIMEOUT).unwrap();
-    let error = worker.create_table(&TableSpec::new(1, "t", ValueType::I64, 1)).unwrap_err();
+    let error =
+        worker.admin().create_table(&TableSpec::new(1, "t", ValueType::I64, 1)).unwrap_err();
     assert!(error.to_string().contains("liar refused to create a table"), "{error}");
     drop(worker);
     thread.join().unwrap();
@@ -264,8 +265,10 @@ fn answers_that_do_not_fit_are_errors() {
                 });
             let mut worker =
                 Worker::connect(endpoint(Van::Tcp, &config(16, GIB)), &[address], TIMEOUT).unwrap();
-            let table =
-                worker.create_table(&TableSpec::new(1, "t", ValueType::I64, width)).unwrap();
+            let table = worker
+                .admin()
+                .create_table(&TableSpec::new(1, "t", ValueType::I64, width))
+                .unwrap();
             let pulled = worker.pull(table, &[1, 2]).unwrap();
             let outcome = worker.wait(pulled);
             if width == 1 && words == "nobody asked for" {
@@ -301,7 +304,7 @@ fn a_request_that_nobody_answers_is_given_up() {
         ..NodeConfig::default()
     };
     let mut worker = client(&config, 1, std::slice::from_ref(&address)).unwrap();
-    let table = worker.create_table(&TableSpec::new(1, "t", ValueType::I64, 1)).unwrap();
+    let table = worker.admin().create_table(&TableSpec::new(1, "t", ValueType::I64, 1)).unwrap();
     let pulled = worker.pull(table, &[1]).unwrap();
     for _ in 0..2 {
         // It may still be answered, and can be waited for again.
@@ -336,7 +339,8 @@ fn too_few_placed_values_are_an_error() {
     });
     let mut worker =
         Worker::connect(endpoint(Van::Tcp, &config(16, GIB)), &[address], TIMEOUT).unwrap();
-    let table = worker.create_table(&TableSpec::new(1, "t", ValueType::I64, 10_000)).unwrap();
+    let table =
+        worker.admin().create_table(&TableSpec::new(1, "t", ValueType::I64, 10_000)).unwrap();
     let pulled = worker.pull(table, &[1]).unwrap();
     let error = worker.wait(pulled).unwrap_err().to_string();
     assert!(error.contains("79992 bytes of values where 80000 were asked for"), "{error}");
@@ -353,7 +357,7 @@ fn servers_outlive_their_peers() {
         let servers = Servers::start(van, 1, &config, &handles());
         let mut honest = servers.worker();
         let spec = TableSpec::new(1, "clocked", ValueType::I64, 1).handle("clocked");
-        let table = honest.create_table(&spec).unwrap();
+        let table = honest.admin().create_table(&spec).unwrap();
         for misdeed in 0..4 {
             let mut raw = open(van, &config).unwrap();
             let peer = raw.connect(&servers.addresses[0].address).unwrap();
@@ -395,7 +399,7 @@ fn servers_outlive_their_peers() {
         }
         // Parked requests go with their worker: nothing of it is executed afterwards.
         let mut vanishing = servers.worker();
-        let same = vanishing.create_table(&spec).unwrap();
+        let same = vanishing.admin().create_table(&spec).unwrap();
         vanishing.set_clock(1);
         for _ in 0..5 {
             vanishing.pull(same, &[1]).unwrap();

@@ -65,7 +65,7 @@ fn push(network: &Network, rank: usize, servers: &[ServerAddress], ready: &Atomi
     // Half of them push longer rows.
     let width = if rank.is_multiple_of(2) { 1 } else { 60 };
     let spec = TableSpec::new(width, "rows", ValueType::I64, width).handle("counted");
-    let table = worker.create_table(&spec).unwrap();
+    let table = worker.admin().create_table(&spec).unwrap();
     let values = vec![1i64; width as usize];
     let key =
         |at: usize| (at as u64 % SERVERS as u64) * (u64::MAX / SERVERS as u64 + 1) + rank as u64;

@@ -315,7 +315,7 @@ fn run<V: Formulas>(seed: u64, handle: &str) {
             let (addresses, spec, keys) = (addresses.clone(), spec.clone(), keys.to_vec());
             network.spawn(&format!("worker {node}"), move |network| {
                 let mut worker = connect(network, 100 + node, &addresses);
-                let table = worker.create_table(&spec).unwrap();
+                let table = worker.admin().create_table(&spec).unwrap();
                 let mut draws = Draws(seed << 8 | u64::from(node));
                 follow::<V>(&mut worker, table, &spec, &keys, &mut draws);
             })
@@ -377,7 +377,7 @@ fn any_number_of_servers_begins_with_the_same_random_rows() {
         alone(servers, &Handles::default(), move |worker| {
             let initial = Initial::Uniform { low: -1.0, high: 1.0, seed: 7 };
             let spec = TableSpec::new(id, "random", ValueType::F32, 5).initial(initial);
-            let table = worker.create_table(&spec).unwrap();
+            let table = worker.admin().create_table(&spec).unwrap();
             let keys: Vec<u64> = (0..200).map(|n| n * (u64::MAX / 200)).collect();
             let all = worker.pull(table, &keys).unwrap();
             let all = worker.wait(all).unwrap().values::<f32>().to_vec();
@@ -399,8 +399,8 @@ fn hidden_values_never_leave_the_server() {
     let traffic = |handle: &'static str| {
         alone(2, &Handles::default(), move |worker| {
             let spec = TableSpec::new(1, "weights", ValueType::F32, 6).handle(handle);
-            let table = worker.create_table(&spec).unwrap();
-            let before = worker.counters();
+            let table = worker.admin().create_table(&spec).unwrap();
+            let before = worker.info().counters();
             let keys: Vec<u64> = (0..300).map(|n| n * (u64::MAX / 300)).collect();
             for count in [1, 300, 7] {
                 let values = vec![1.0_f32; count * 6];
@@ -409,7 +409,7 @@ fn hidden_values_never_leave_the_server() {
                 let pulled = worker.pull(table, &keys[..count]).unwrap();
                 assert_eq!(worker.wait(pulled).unwrap().values::<f32>().len(), count * 6);
             }
-            let after = worker.counters();
+            let after = worker.info().counters();
             [after.bytes_sent - before.bytes_sent, after.bytes_received - before.bytes_received]
         })
     };
@@ -457,7 +457,7 @@ fn rules_know_sender_and_clock_and_keep_hidden_values() {
             let range = KeyRange::new(0, 100).unwrap();
             let plain = TableSpec::new(id, "witness", ValueType::I64, 4).keys(range);
             let spec = spec(plain).handle("witness").initial(Initial::constant(9));
-            let table = worker.create_table(&spec).unwrap();
+            let table = worker.admin().create_table(&spec).unwrap();
             for (clock, keys) in [(3, vec![4, 5, 6, 7, 70]), (4, vec![5]), (8, vec![4, 5, 99])] {
                 worker.set_clock(clock);
                 let values: Vec<i64> = (0..4 * keys.len() as i64).collect();
@@ -476,7 +476,7 @@ fn rows_of_their_own_lengths_begin_with_the_initial_values() {
     alone(2, &Handles::default(), |worker| {
         let spec = TableSpec::new(1, "least", ValueType::F64, 0).handle("min");
         let spec = spec.initial(Initial::constant(f64::INFINITY));
-        let table = worker.create_table(&spec).unwrap();
+        let table = worker.admin().create_table(&spec).unwrap();
         for values in [[5.0, 7.0, -1.0], [6.0, 2.0, -2.0]] {
             worker.push_varying(table, &[3, u64::MAX], &[2, 1], &values).unwrap();
         }
@@ -527,11 +527,12 @@ fn what_a_handle_cannot_do_is_refused_with_the_reason() {
             (sum().initial(Initial::constant(0.5)), "the constant \"0.5\", which must be a i32"),
             (sum().initial(Initial::Uniform { low: 0.0, high: 1.0, seed: 0 }), "random integers"),
         ] {
-            let error = worker.create_table(&spec).unwrap_err().to_string();
+            let error = worker.admin().create_table(&spec).unwrap_err().to_string();
             assert!(error.contains(says) && error.contains("weights"), "{error}");
             assert!(error.len() < 800, "{error}");
         }
-        let error = worker.create_table(&spec("adamw", ValueType::F32, 1)).unwrap_err().to_string();
+        let error =
+            worker.admin().create_table(&spec("adamw", ValueType::F32, 1)).unwrap_err().to_string();
         let known = ARITHMETIC.iter().chain(&BITWISE).chain(&OPTIMISERS);
         assert!(known.clone().all(|name| error.contains(name)), "{error}");
     });

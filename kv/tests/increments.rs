@@ -49,7 +49,7 @@ fn with_cluster<T>(seed: u64, count: usize, with: impl FnOnce(&mut Worker) -> T)
 fn push(worker: &mut Worker, draws: &mut Draws) {
     let share = 1 + draws.below(20);
     for (at, spec) in tables().iter().enumerate() {
-        let table = worker.create_table(spec).unwrap();
+        let table = worker.admin().create_table(spec).unwrap();
         let keys: Vec<u64> = (0..KEYS).filter(|_| draws.below(share) == 0).collect();
         let value = 1 + draws.below(3);
         let pushed = match at {
@@ -68,17 +68,17 @@ fn push(worker: &mut Worker, draws: &mut Draws) {
 
 /// Moves some shards, and may have a table begin anew.
 fn turn(worker: &mut Worker, draws: &mut Draws, servers: usize) {
-    let known = tables().map(|spec| worker.create_table(&spec).unwrap());
+    let known = tables().map(|spec| worker.admin().create_table(&spec).unwrap());
     for _ in 0..draws.below(4) {
         let table = known[draws.below(4) as usize];
-        let shards = worker.shards(table).unwrap();
+        let shards = worker.info().shards(table).unwrap();
         let from = shards[draws.below(shards.len() as u64) as usize].range.begin();
         let to = draws.below(servers as u64) as usize;
-        let moved = worker.move_shard(table, from, to).unwrap();
+        let moved = worker.admin().move_shard(table, from, to).unwrap();
         worker.wait(moved).unwrap();
     }
     if draws.below(6) == 0 {
-        worker.drop_table(known[draws.below(4) as usize]).unwrap();
+        worker.admin().drop_table(known[draws.below(4) as usize]).unwrap();
     }
 }
 
@@ -153,7 +153,7 @@ fn a_chain_is_what_was_there_at_each_of_its_checkpoints() {
 /// A table of numbers, and a worker's push of ones to some keys of it.
 fn numbers(worker: &mut Worker, id: u32) -> (TableSpec, Table) {
     let spec = TableSpec::new(id, "t", ValueType::I64, 1).placement(Placement::Even(2));
-    let table = worker.create_table(&spec).unwrap();
+    let table = worker.admin().create_table(&spec).unwrap();
     (spec, table)
 }
 
@@ -182,12 +182,12 @@ fn an_increment_has_all_rows_of_what_its_parent_lacks() {
         let both = [a.clone(), b.clone()];
         assert_eq!(create(&mut checkpoints, worker, &both), (Some(1), vec![true, false], [2, 0]));
         // Tables that begin anew: one with the same specification, and one with another.
-        worker.drop_table(table_a).unwrap();
-        worker.drop_table(table_b).unwrap();
+        worker.admin().drop_table(table_a).unwrap();
+        worker.admin().drop_table(table_b).unwrap();
         let (_, table_a) = numbers(worker, 1);
         add(worker, table_a, &[2, 3]);
         let wider = TableSpec::new(2, "t", ValueType::I64, 2);
-        let table_b = worker.create_table(&wider).unwrap();
+        let table_b = worker.admin().create_table(&wider).unwrap();
         let pushed = worker.push(table_b, &[5], &[1i64, 1]).unwrap();
         worker.wait(pushed).unwrap();
         let both = [a, wider];

@@ -29,9 +29,9 @@ impl App for Adds {
 
 impl Adds {
     fn add(&self, node: &mut WorkerNode, width: u64) -> caravan_kv::Result<Value> {
-        let clock = node.worker.clock();
+        let clock = node.worker.info().clock();
         let spec = TableSpec::new(1, "sums", ValueType::I64, width as u32);
-        let table = node.worker.create_table(&spec)?;
+        let table = node.worker.admin().create_table(&spec)?;
         let pushed = node.worker.push(table, &[1, u64::MAX], &vec![1i64; 2 * width as usize])?;
         node.worker.wait(pushed)?;
         node.worker.set_clock(clock + width);
@@ -57,11 +57,11 @@ impl App for Endless {
 impl Endless {
     fn go_on(&self, node: &mut WorkerNode) -> caravan_kv::Result<()> {
         let spec = TableSpec::new(1, "sums", ValueType::I64, 1);
-        let table = node.worker.create_table(&spec)?;
+        let table = node.worker.admin().create_table(&spec)?;
         let together = TableSpec::new(2, "together", ValueType::I64, 1);
         let together = together.consistency(Model::Bsp, node.workers as u32);
-        let together = node.worker.create_table(&together)?;
-        node.worker.join(together)?;
+        let together = node.worker.admin().create_table(&together)?;
+        node.worker.clocks(together).join()?;
         match node.rank {
             0 => loop {
                 let pushed = node.worker.push(table, &[1], &[1i64])?;
@@ -69,7 +69,7 @@ impl Endless {
             },
             1 => node.barrier("alone"),
             _ => loop {
-                let pushed = node.worker.push_last(together, &[1], &[1i64])?;
+                let pushed = node.worker.clocks(together).push_last(&[1], &[1i64])?;
                 node.worker.wait(pushed)?;
                 let pulled = node.worker.pull(together, &[1])?;
                 node.worker.wait(pulled)?;
@@ -121,7 +121,8 @@ fn work(cluster: &mut Cluster, width: usize, rounds: std::ops::Range<u64>) {
 /// The values of the last key of table 1 in a driver's namespace.
 fn sums(cluster: &Cluster, width: u32) -> Vec<i64> {
     let mut client = cluster.client().unwrap();
-    let table = client.create_table(&TableSpec::new(1, "sums", ValueType::I64, width)).unwrap();
+    let table =
+        client.admin().create_table(&TableSpec::new(1, "sums", ValueType::I64, width)).unwrap();
     let pulled = client.pull(table, &[u64::MAX]).unwrap();
     client.wait(pulled).unwrap().values::<i64>().to_vec()
 }
@@ -159,11 +160,11 @@ fn jobs_in_turn_and_at_once_have_tables_apps_and_clocks_of_their_own() {
         work(&mut own, 2, 9..10);
         let mut client = own.client().unwrap();
         for job in ["a", "b", "c"] {
-            client.set_namespace(job);
-            assert_eq!(client.drop_tables("").unwrap(), 0, "{job} left tables");
+            client.admin().set_namespace(job);
+            assert_eq!(client.admin().drop_tables("").unwrap(), 0, "{job} left tables");
         }
-        client.set_namespace("");
-        assert_eq!(client.drop_tables("").unwrap(), 1);
+        client.admin().set_namespace("");
+        assert_eq!(client.admin().drop_tables("").unwrap(), 1);
         drop(client);
         own.shutdown().unwrap();
     });
@@ -261,7 +262,7 @@ fn a_visit_waits_for_no_worker() {
             let mut visit = Cluster::visit(node, "visit").unwrap();
             let mut client = visit.client().unwrap();
             let spec = TableSpec::new(1, "kept", ValueType::I64, 1);
-            client.create_table(&spec).unwrap();
+            client.admin().create_table(&spec).unwrap();
             let why = visit.submit(Target::Workers, "adds", &json!({})).unwrap_err().to_string();
             assert!(why.contains("a driver that visits a cluster has no tasks"), "{why}");
             drop(client);
@@ -270,7 +271,7 @@ fn a_visit_waits_for_no_worker() {
         drop(long);
         // What a visit creates is nobody's, so it stays.
         let mut client = own.client().unwrap();
-        while client.list_tables("").unwrap().len() > 1 {
+        while client.admin().list_tables("").unwrap().len() > 1 {
             client.sleep(Duration::from_millis(1)).unwrap();
         }
         drop(client);
@@ -314,7 +315,7 @@ fn a_cancelled_job_leaves_nothing_and_others_go_on() {
             assert_eq!((listed[0].tasks, listed[1].tasks, listed[2].tasks), (0, 2, 1));
             assert_eq!(listed[1].workers, [0, 1, 2].into());
             assert!(listed.iter().all(|it| !it.ends), "{listed:?}");
-            let tables = own.client().unwrap().list_tables("").unwrap();
+            let tables = own.client().unwrap().admin().list_tables("").unwrap();
             assert!(tables.iter().any(|table| table.namespace == "a"), "{tables:?}");
             for (job, why) in [("c", "only a, b"), ("", "no job \"\"")] {
                 let error = jobs.cancel(job).unwrap_err();
@@ -324,8 +325,8 @@ fn a_cancelled_job_leaves_nothing_and_others_go_on() {
             let listed = jobs.list().unwrap();
             assert!(listed.iter().all(|it| it.job != "a"), "{listed:?}");
             let mut client = own.client().unwrap();
-            client.set_namespace("a");
-            assert_eq!(client.drop_tables("").unwrap(), 0);
+            client.admin().set_namespace("a");
+            assert_eq!(client.admin().drop_tables("").unwrap(), 0);
             drop(client);
             endless.join().unwrap();
             other.join().unwrap();

@@ -45,10 +45,10 @@ fn keys_of(node: u64, draws: &mut Draws) -> Vec<Vec<u64>> {
 /// One worker's requests, all checked. Returns the numbers of messages that were named and asked
 /// for.
 fn run_worker(worker: &mut Worker, node: u64, draws: &mut Draws) -> (u64, u64) {
-    let sums: Table = worker.create_table(&sums()).unwrap();
-    let lists = worker.create_table(&lists()).unwrap();
-    worker.cache_keys(sums).unwrap();
-    worker.cache_keys(lists).unwrap();
+    let sums: Table = worker.admin().create_table(&sums()).unwrap();
+    let lists = worker.admin().create_table(&lists()).unwrap();
+    worker.filters(sums).cache_keys().unwrap();
+    worker.filters(lists).cache_keys().unwrap();
     let (mut numbers, mut varying) = (BTreeMap::new(), BTreeMap::new());
     let all = keys_of(node, draws);
     let mut waiting: Vec<(Timestamp, Option<Vec<i64>>)> = Vec::new();
@@ -106,7 +106,8 @@ fn run_worker(worker: &mut Worker, node: u64, draws: &mut Draws) -> (u64, u64) {
         let answer = worker.wait(timestamp).unwrap();
         assert!(expected.is_none_or(|expected| answer.values::<i64>() == expected));
     }
-    let counters = [worker.key_cache(sums).unwrap(), worker.key_cache(lists).unwrap()];
+    let counters =
+        [worker.info().key_cache(sums).unwrap(), worker.info().key_cache(lists).unwrap()];
     (
         counters.iter().map(|counters| counters.messages_named).sum(),
         counters.iter().map(|counters| counters.messages_asked).sum(),
@@ -155,8 +156,8 @@ fn requests_stay_in_order_while_keys_are_asked_for() {
         let node = network.spawn("worker", move |network| {
             let mut worker = connect(network, 100, &addresses);
             let spec = TableSpec::new(1, "last", ValueType::I64, 1).handle("assign");
-            let table = worker.create_table(&spec).unwrap();
-            worker.cache_keys(table).unwrap();
+            let table = worker.admin().create_table(&spec).unwrap();
+            worker.filters(table).cache_keys().unwrap();
             let step = u64::MAX / 120;
             let all: Vec<Vec<u64>> =
                 [1, 2, 3].map(|every| (0..120).step_by(every).map(|at| at * step).collect()).into();
@@ -172,7 +173,7 @@ fn requests_stay_in_order_while_keys_are_asked_for() {
                     assert_eq!(worker.wait(pulled).unwrap().values::<i64>(), last);
                 }
             }
-            assert!(worker.key_cache(table).unwrap().messages_asked > 0);
+            assert!(worker.info().key_cache(table).unwrap().messages_asked > 0);
         });
         node.join().unwrap_or_else(|stopped| panic!("{stopped}"));
         stop.store(true, Ordering::Relaxed);
@@ -187,8 +188,8 @@ fn a_crash_ends_requests_that_named_their_keys() {
         let (addresses, stop) = start(&network, 2, [0, 1 << 20][seed as usize % 2]);
         let node = network.spawn("worker", move |network| {
             let mut worker = connect(network, 100, &addresses);
-            let table = worker.create_table(&sums()).unwrap();
-            worker.cache_keys(table).unwrap();
+            let table = worker.admin().create_table(&sums()).unwrap();
+            worker.filters(table).cache_keys().unwrap();
             let mut draws = Draws(seed);
             let crash_at = network.now() + Duration::from_micros(draws.below(3000));
             let killer = network.spawn("killer", move |network| {
@@ -238,17 +239,17 @@ fn what_is_saved_is_counted_and_shows_in_the_bytes() {
         let mut sent = [0; 2];
         for cached in [false, true] {
             let mut worker = connect(network, 100 + u32::from(cached), &addresses);
-            let table = worker.create_table(&sums()).unwrap();
+            let table = worker.admin().create_table(&sums()).unwrap();
             if cached {
-                worker.cache_keys(table).unwrap();
+                worker.filters(table).cache_keys().unwrap();
             }
-            let before = worker.counters().bytes_sent;
+            let before = worker.info().counters().bytes_sent;
             for _ in 0..11 {
                 let pushed = worker.push(table, &keys, &values).unwrap();
                 worker.wait(pushed).unwrap();
             }
-            sent[usize::from(cached)] = worker.counters().bytes_sent - before;
-            let counters = worker.key_cache(table).unwrap();
+            sent[usize::from(cached)] = worker.info().counters().bytes_sent - before;
+            let counters = worker.info().key_cache(table).unwrap();
             let saved = if cached { 10 * 999 * 8 } else { 0 };
             assert_eq!(counters.bytes_saved, saved);
             assert_eq!(counters.messages_named, if cached { 10 } else { 0 });
@@ -268,16 +269,16 @@ fn a_list_too_short_to_be_named_counts_as_it_is() {
     let (addresses, stop) = start(&network, 1, 1 << 20);
     let node = network.spawn("worker", move |network| {
         let mut worker = connect(network, 100, &addresses);
-        let table = worker.create_table(&sums()).unwrap();
-        worker.cache_keys(table).unwrap();
+        let table = worker.admin().create_table(&sums()).unwrap();
+        worker.filters(table).cache_keys().unwrap();
         for _ in 0..2 {
             let pushed = worker.push(table, &[1, 5], &[7i64; 6]).unwrap();
             worker.wait(pushed).unwrap();
         }
         let pulled = worker.pull(table, &[1, 5]).unwrap();
         assert_eq!(worker.wait(pulled).unwrap().values::<i64>(), [14; 6]);
-        assert_eq!(worker.key_cache(table).unwrap().messages_named, 0);
-        for flow in worker.traffic(table).unwrap().sent {
+        assert_eq!(worker.info().key_cache(table).unwrap().messages_named, 0);
+        for flow in worker.info().traffic(table).unwrap().sent {
             let bytes = 2 * (2 * 8 + 6 * 8) + 2 * 8;
             assert_eq!((flow.bytes_in, flow.bytes_out), (bytes, bytes));
         }

@@ -57,7 +57,7 @@ fn lanes_of(work: impl Fn(&Network, &mut Worker, u32) + Clone + Send + 'static) 
             let (addresses, done, work) = (addresses.clone(), done.clone(), work.clone());
             network.spawn(&format!("worker {rank}"), move |network| {
                 let mut worker = connect(network, 100 + rank, &addresses);
-                assert_eq!(worker.lanes(), 0);
+                assert_eq!(worker.info().connections(), 0);
                 work(network, &mut worker, rank);
                 while !done.load(Ordering::Relaxed) {
                     network.sleep(Duration::from_millis(1));
@@ -76,10 +76,10 @@ fn lanes_of(work: impl Fn(&Network, &mut Worker, u32) + Clone + Send + 'static) 
 #[test]
 fn lanes_go_to_the_owners_of_a_table_alone() {
     let lanes = lanes_of(|_, worker, rank| {
-        let table = worker.create_table(&at(rank, &[2 + rank, 9 + rank])).unwrap();
+        let table = worker.admin().create_table(&at(rank, &[2 + rank, 9 + rank])).unwrap();
         let pushed = worker.push(table, &[1, 999], &[3i64, 4]).unwrap();
         worker.wait(pushed).unwrap();
-        assert_eq!(worker.lanes(), 3, "the first thread numbers tables");
+        assert_eq!(worker.info().connections(), 3, "the first thread numbers tables");
     });
     let expected = |server| match server {
         0 => 4,
@@ -98,18 +98,22 @@ fn lanes_go_to_the_shards_that_a_worker_asks_for_alone() {
         if rank > 0 {
             network.sleep(Duration::from_millis(300));
         }
-        let table = worker.create_table(&spec).unwrap();
-        assert_eq!(worker.lanes(), if rank == 0 { SERVERS } else { 1 });
+        let table = worker.admin().create_table(&spec).unwrap();
+        assert_eq!(worker.info().connections(), if rank == 0 { SERVERS } else { 1 });
         if rank == 0 {
             return;
         }
         let keys = [2, 9].map(|first| 100 * (first + u64::from(rank)) + 7);
         let pushed = worker.push(table, &keys, &[3i64, 4]).unwrap();
-        assert_eq!(worker.lanes(), 3, "a push does not wait for its lanes, one after the other");
+        assert_eq!(
+            worker.info().connections(),
+            3,
+            "a push does not wait for its lanes, one after the other"
+        );
         let pulled = worker.pull(table, &keys).unwrap();
         worker.wait(pushed).unwrap();
         assert_eq!(worker.wait(pulled).unwrap().values::<i64>(), [3, 4]);
-        assert_eq!(worker.lanes(), 3);
+        assert_eq!(worker.info().connections(), 3);
     });
     let expected = |server| match server {
         0 => 4,
@@ -127,14 +131,14 @@ fn a_server_that_dies_before_the_first_request_is_named() {
         let (addresses, stop) = start(&network, 4, &Handles::default(), |server| server);
         let node = network.spawn("worker", move |network| {
             let mut worker = connect(network, 100, &addresses);
-            let lives = worker.create_table(&at(1, &[1])).unwrap();
+            let lives = worker.admin().create_table(&at(1, &[1])).unwrap();
             network.crash("server 3");
-            let error = worker.create_table(&at(2, &[3])).unwrap_err();
+            let error = worker.admin().create_table(&at(2, &[3])).unwrap_err();
             let Error::ServerLost { server, address, .. } = &error else { panic!("{error}") };
             assert_eq!((&server[..], &address[..]), ("server 3", "sim:3"));
             push(&mut worker, lives, 5, 5).unwrap();
             assert_eq!(pull(&mut worker, lives, 5), 5);
-            assert_eq!(worker.lanes(), 2);
+            assert_eq!(worker.info().connections(), 2);
         });
         node.join().unwrap_or_else(|stopped| panic!("seed {seed}: {stopped}"));
         stop.store(true, Ordering::Relaxed);
@@ -150,7 +154,7 @@ fn a_server_that_cannot_be_reached_is_named_in_time() {
             let servers = [ServerAddress { name: "server 7 thread 2".to_owned(), address }];
             let endpoint = crate::support::endpoint(van, &config(4, 1 << 28));
             let mut worker = Worker::new(endpoint, &servers, timeout).unwrap();
-            worker.create_table(&at(1, &[0])).unwrap_err()
+            worker.admin().create_table(&at(1, &[0])).unwrap_err()
         };
         let error = asks("127.0.0.1:1".to_owned()).to_string();
         assert!(error.contains("server 7 thread 2 at 127.0.0.1:1"), "{error}");
@@ -181,8 +185,8 @@ fn a_loss_is_heard_of_without_a_lane() {
         let mut client = cluster.client().unwrap();
         network.crash("server 3");
         // It is not known yet: the first request waits for the news.
-        let sums = client.create_table(&at(1, &[0, 1, 2, 3]).replicas(1)).unwrap();
-        assert_eq!(client.lanes(), 3);
+        let sums = client.admin().create_table(&at(1, &[0, 1, 2, 3]).replicas(1)).unwrap();
+        assert_eq!(client.info().connections(), 3);
         for key in [0, 250, 500, 750] {
             push(&mut client, sums, key, 7).unwrap();
         }
@@ -190,10 +194,10 @@ fn a_loss_is_heard_of_without_a_lane() {
         network.sleep(Duration::from_secs(2));
         // It is known, and this client has no lane to either.
         let mut late = cluster.client().unwrap();
-        let same = late.create_table(&at(1, &[0, 1, 2, 3]).replicas(1)).unwrap();
+        let same = late.admin().create_table(&at(1, &[0, 1, 2, 3]).replicas(1)).unwrap();
         assert_eq!([0, 250, 500, 750].map(|key| pull(&mut late, same, key)), [7; 4]);
-        assert_eq!(late.lanes(), 2);
-        let alone = late.create_table(&at(2, &[1, 2])).unwrap();
+        assert_eq!(late.info().connections(), 2);
+        let alone = late.admin().create_table(&at(2, &[1, 2])).unwrap();
         push(&mut late, alone, 999, 1).unwrap();
         let error = push(&mut late, alone, 1, 1).unwrap_err().to_string();
         assert!(error.contains("server 1") && error.contains("counts as lost"), "{error}");
@@ -213,19 +217,19 @@ fn lanes_open_during_moves() {
         let to = addresses.clone();
         let mover = network.spawn("mover", move |network| {
             let mut worker = connect(network, 98, &to);
-            let table = worker.create_table(&at(1, &[1])).unwrap();
+            let table = worker.admin().create_table(&at(1, &[1])).unwrap();
             for server in [2, 3, 4] {
                 network.sleep(Duration::from_millis(2 + seed % 5));
-                let moved = worker.move_shard(table, 0, server).unwrap();
+                let moved = worker.admin().move_shard(table, 0, server).unwrap();
                 worker.wait(moved).unwrap();
             }
         });
         let node = network.spawn("worker", move |network| {
             let mut worker = connect(network, 100, &addresses);
-            let table = worker.create_table(&at(1, &[1])).unwrap();
+            let table = worker.admin().create_table(&at(1, &[1])).unwrap();
             let mut sums = [0; 100];
             let mut pushed = Vec::new();
-            while worker.lanes() < 5 || pushed.len() < 100 {
+            while worker.info().connections() < 5 || pushed.len() < 100 {
                 let key = pushed.len() as u64 % 100;
                 sums[key as usize] += 1;
                 pushed.push(worker.push(table, &[key], &[1i64]).unwrap());
@@ -267,7 +271,7 @@ fn insist<T>(
             }
             Err(other) => panic!("{other}"),
         }
-        while worker.reconnect(Duration::from_millis(200)).is_err() {
+        while worker.admin().reconnect(Duration::from_millis(200)).is_err() {
             network.sleep(Duration::from_millis(1));
         }
     }
@@ -279,7 +283,7 @@ fn open_under_cuts(network: &Network, rank: u64, seed: u64, replicas: u32, met: 
     let mut draws = Draws(seed << 8 | rank);
     let mut worker = connect(network, 100 + rank as u32, &addresses(4));
     if replicas > 0 {
-        worker.watch_servers(|| Ok(Vec::new()), Duration::from_micros(300));
+        worker.admin().watch_servers(|| Ok(Vec::new()), Duration::from_micros(300));
     }
     for server in 0..4u64 {
         let server = (server + draws.below(4)) % 4;
@@ -290,7 +294,7 @@ fn open_under_cuts(network: &Network, rank: u64, seed: u64, replicas: u32, met: 
         });
         let id = (rank * 4 + server) as u32;
         let spec = at(id, &[server as u32]).replicas(replicas);
-        let create = |worker: &mut Worker| worker.create_table(&spec);
+        let create = |worker: &mut Worker| worker.admin().create_table(&spec);
         let (table, _) = insist(network, &mut worker, met, create);
         let before = pull_surely(network, &mut worker, met, table);
         let (_, most) = insist(network, &mut worker, met, |it| push(it, table, 0, 1));

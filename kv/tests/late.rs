@@ -111,8 +111,8 @@ fn answers_come_after_a_thousand_others_once_and_in_any_order() {
     for van in vans() {
         let servers = Servers::start(van, 1, &config(64, GIB), &keeping());
         let (mut one, mut other) = (servers.worker(), servers.worker());
-        let table = one.create_table(&spec()).unwrap();
-        let at_other = other.create_table(&spec()).unwrap();
+        let table = one.admin().create_table(&spec()).unwrap();
+        let at_other = other.admin().create_table(&spec()).unwrap();
         let pulled = one.pull(table, &[100, 101]).unwrap();
         let pushed = one.push(table, &[102], &[1_000_000i64]).unwrap();
         let long: Vec<u64> = (100..20_100).collect();
@@ -148,7 +148,7 @@ fn requests_in_a_row_are_each_kept_or_answered() {
     for van in vans() {
         let servers = Servers::start(van, 1, &config(64, GIB), &keeping());
         let mut worker = servers.worker();
-        let table = worker.create_table(&spec()).unwrap();
+        let table = worker.admin().create_table(&spec()).unwrap();
         let keys = [1, 100, 0, 2, 101, 3, 102, 0];
         let made = keys.map(|key| worker.pull(table, &[key]).unwrap());
         for (key, request) in keys.into_iter().zip(made) {
@@ -168,11 +168,11 @@ fn requests_in_a_row_are_each_kept_or_answered() {
 fn a_dropped_table_refuses_what_it_has_kept() {
     let servers = Servers::start(vans()[0], 1, &config(64, GIB), &keeping());
     let (mut one, mut other) = (servers.worker(), servers.worker());
-    let table = one.create_table(&spec()).unwrap();
-    let at_other = other.create_table(&spec()).unwrap();
+    let table = one.admin().create_table(&spec()).unwrap();
+    let at_other = other.admin().create_table(&spec()).unwrap();
     let kept = one.pull(table, &[100]).unwrap();
     pull(&mut one, table, 1);
-    other.drop_table(at_other).unwrap();
+    other.admin().drop_table(at_other).unwrap();
     let error = one.wait(kept).unwrap_err();
     assert!(matches!(error, Error::TableDropped { .. }), "{error}");
 }
@@ -186,7 +186,7 @@ fn tables_that_must_answer_at_once_refuse_to_keep() {
     let governed = TableSpec::new(2, "governed", ValueType::I64, 1).handle("keeps");
     let governed = governed.consistency(Model::Asp, 1);
     for (spec, why) in [(filtered, "has filters"), (governed, "has a consistency model")] {
-        let table = worker.create_table(&spec).unwrap();
+        let table = worker.admin().create_table(&spec).unwrap();
         let told = worker.command(table, b"first").unwrap();
         let error = worker.wait(told).unwrap_err().to_string();
         assert!(error.contains(why) && error.contains("cannot answer later"), "{error}");
@@ -211,7 +211,7 @@ fn simulate(drive: impl FnOnce(&Cluster) + Send + 'static) {
 fn a_wait_for_what_is_never_answered_names_who_owes_it() {
     simulate(|cluster| {
         let mut worker = cluster.client().unwrap();
-        let table = worker.create_table(&spec()).unwrap();
+        let table = worker.admin().create_table(&spec()).unwrap();
         let never = worker.pull(table, &[100]).unwrap();
         let timeout = worker.wait(never).unwrap_err();
         let Error::Timeout { what, missing, .. } = &timeout else { panic!("{timeout}") };
@@ -227,9 +227,9 @@ fn a_wait_for_what_is_never_answered_names_who_owes_it() {
 fn a_worker_that_is_gone_is_not_answered() {
     simulate(|cluster| {
         let mut stays = cluster.client().unwrap();
-        let table = stays.create_table(&spec()).unwrap();
+        let table = stays.admin().create_table(&spec()).unwrap();
         let mut goes = cluster.client().unwrap();
-        let at_goes = goes.create_table(&spec()).unwrap();
+        let at_goes = goes.admin().create_table(&spec()).unwrap();
         goes.pull(at_goes, &[100]).unwrap();
         pull(&mut goes, at_goes, 1);
         drop(goes);

@@ -199,7 +199,7 @@ fn a_worker_decodes_a_copy_of_a_block_that_is_lent() {
     let lanes = endpoint(Van::Shm, &config(16, 1 << 28));
     let mut worker = Worker::connect(lanes, &[address], TIMEOUT).unwrap();
     let spec = TableSpec::new(1, "t", ValueType::F64, WIDTH as u32);
-    let table = worker.create_table(&spec.filters("zero".parse().unwrap())).unwrap();
+    let table = worker.admin().create_table(&spec.filters("zero".parse().unwrap())).unwrap();
     let pulled = worker.pull(table, &[1]).unwrap();
     assert_eq!(worker.wait(pulled).unwrap().values::<f64>(), [0.0; WIDTH]);
     drop(worker);

@@ -35,7 +35,8 @@ struct Waits(Log);
 impl App for Waits {
     fn run(&mut self, node: &mut WorkerNode, body: Value) -> Result<Value, String> {
         let mut waits = || -> Result<(), Error> {
-            let table = node.worker.create_table(&TableSpec::new(1, "t", ValueType::I64, 1))?;
+            let table =
+                node.worker.admin().create_table(&TableSpec::new(1, "t", ValueType::I64, 1))?;
             if body["meets"] == true {
                 if node.rank == 1 {
                     node.worker.charge(3600 * SECOND)?;
@@ -218,7 +219,7 @@ fn a_server_that_may_be_lost_is_given_up_sooner() {
             let cluster = Cluster::launch(&config, launch).unwrap();
             let mut client = cluster.client().unwrap();
             let spec = TableSpec::new(1, "t", ValueType::I64, 1).replicas(1);
-            let table = client.create_table(&spec).unwrap();
+            let table = client.admin().create_table(&spec).unwrap();
             let mut push_without = |server: &str| {
                 network.freeze(server, 3600 * SECOND);
                 let began = network.now();

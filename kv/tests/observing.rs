@@ -24,7 +24,7 @@ impl App for Iterates {
     fn run(&mut self, node: &mut WorkerNode, body: Value) -> Result<Value, String> {
         let text = |error: Error| error.to_string();
         let worker = &mut node.worker;
-        let table = worker.create_table(&TableSpec::new(1, "w", ValueType::F32, 1));
+        let table = worker.admin().create_table(&TableSpec::new(1, "w", ValueType::F32, 1));
         let table = table.map_err(text)?;
         for clock in 1..=ITERATIONS {
             let worker = &mut node.worker;

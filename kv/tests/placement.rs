@@ -96,7 +96,7 @@ fn seen(config: &ClusterConfig) -> Vec<Seen> {
     let range = KeyRange::new(0, keys.len() as u64).unwrap();
     let width = 1 << 20;
     let spec = TableSpec::new(1, "t", ValueType::F32, width).keys(range).handle("witness");
-    let table = worker.create_table(&spec).unwrap();
+    let table = worker.admin().create_table(&spec).unwrap();
     let pushed = worker.push(table, &keys, &vec![1.0_f32; keys.len() * width as usize]).unwrap();
     worker.wait(pushed).unwrap();
     let asked = worker.command(table, b"").unwrap();

@@ -22,7 +22,7 @@ fn follows_a_map<V: Value + PartialEq + std::fmt::Debug>(
     apply: impl Fn(V, V) -> V,
 ) {
     let mut worker = servers.worker();
-    let table = worker.create_table(spec).unwrap();
+    let table = worker.admin().create_table(spec).unwrap();
     let range = spec.range().unwrap();
     let width = spec.width as usize;
     let mut map: BTreeMap<u64, Vec<V>> = BTreeMap::new();
@@ -119,7 +119,7 @@ fn from_any_row<V: Value>(servers: &Servers, id: u32, number: fn(u64) -> V) {
     let mut worker = servers.worker();
     let range = KeyRange::new(0, 200_000).unwrap();
     let spec = TableSpec::new(id, V::NAME, kind::<V>(), 1).keys(range).dense();
-    let table = worker.create_table(&spec).unwrap();
+    let table = worker.admin().create_table(&spec).unwrap();
     let keys: Vec<u64> = (0..200_000).collect();
     let values: Vec<V> = keys.iter().map(|&key| number(key)).collect();
     let pushed = worker.push(table, &keys, &values).unwrap();
@@ -148,7 +148,7 @@ fn keys_with_their_own_number_of_values() {
         let servers = Servers::start(van, 3, &config(64, GIB), &handles());
         let mut worker = servers.worker();
         let spec = TableSpec::new(1, "varying", ValueType::F32, 0).handle("assign");
-        let table = worker.create_table(&spec).unwrap();
+        let table = worker.admin().create_table(&spec).unwrap();
         let keys = [0, 7, u64::MAX / 2, u64::MAX - 1, u64::MAX];
         let values: Vec<f32> = (0..100_010).map(|i| i as f32).collect();
         let lengths = [1, 0, 100_000, 4, 5];
@@ -170,7 +170,7 @@ fn keys_with_their_own_number_of_values() {
         assert_eq!((answer.lengths, answer.values.unwrap().len()), (vec![0, 0], 0));
         // Adding needs equal lengths.
         let spec = TableSpec::new(2, "sums", ValueType::I64, 0);
-        let table = worker.create_table(&spec).unwrap();
+        let table = worker.admin().create_table(&spec).unwrap();
         worker.push_varying(table, &[5], &[2], &[1i64, 2]).unwrap();
         let wrong = worker.push_varying(table, &[5], &[3], &[1i64, 2, 3]).unwrap();
         let error = worker.wait(wrong).unwrap_err().to_string();
@@ -186,7 +186,7 @@ fn wrong_arguments_are_errors_that_name_the_place() {
     let servers = Servers::start(Van::Tcp, 2, &config(64, GIB), &handles());
     let mut worker = servers.worker();
     let spec = TableSpec::new(1, "weights", ValueType::F32, 2).keys(KeyRange::new(10, 20).unwrap());
-    let table = worker.create_table(&spec).unwrap();
+    let table = worker.admin().create_table(&spec).unwrap();
     let error = worker.push(table, &[11, 13, 12], &[0f32; 6]).unwrap_err();
     assert!(matches!(error, Error::KeysNotAscending { position: 2, key: 12, previous: 13 }));
     let error = worker.pull(table, &[11, 11]).unwrap_err();
@@ -213,7 +213,7 @@ fn wrong_arguments_are_errors_that_name_the_place() {
     assert!(matches!(other.pull(table, &[11]), Err(Error::UnknownTable { table: 1 })));
     assert!(matches!(other.push(table, &[11], &[0f32; 2]), Err(Error::UnknownTable { .. })));
     assert!(matches!(other.command(table, b""), Err(Error::UnknownTable { .. })));
-    assert!(other.compact(table).is_err());
+    assert!(other.filters(table).compact().is_err());
     // None of this changed the table.
     let pulled = worker.push_pull(table, &[10, 19], &[1f32, 2.0, 3.0, 4.0]).unwrap();
     assert_eq!(worker.wait(pulled).unwrap().values::<f32>(), [1.0, 2.0, 3.0, 4.0]);
@@ -237,11 +237,11 @@ fn tables_that_exist_are_joined_if_equal_and_refused_if_not() {
     let servers = Servers::start(Van::Tcp, 2, &config(64, 64 << 20), &handles());
     let (mut one, mut other) = (servers.worker(), servers.worker());
     let spec = TableSpec::new(1, "weights", ValueType::F32, 2);
-    let table = one.create_table(&spec).unwrap();
+    let table = one.admin().create_table(&spec).unwrap();
     let pushed = one.push(table, &[1], &[1f32, 2.0]).unwrap();
     one.wait(pushed).unwrap();
-    assert_eq!(one.create_table(&spec).unwrap(), table);
-    let joined = other.create_table(&spec).unwrap();
+    assert_eq!(one.admin().create_table(&spec).unwrap(), table);
+    let joined = other.admin().create_table(&spec).unwrap();
     let pulled = other.pull(joined, &[1]).unwrap();
     assert_eq!(other.wait(pulled).unwrap().values::<f32>(), [1.0, 2.0]);
     let differing = [
@@ -253,27 +253,32 @@ fn tables_that_exist_are_joined_if_equal_and_refused_if_not() {
         spec.clone().options(serde_json::json!({"a": 1})),
     ];
     for spec in differing {
-        let error = one.create_table(&spec).unwrap_err();
+        let error = one.admin().create_table(&spec).unwrap_err();
         assert!(
             matches!(&error, Error::Refused { reason, .. } if reason.contains("another one")),
             "{error}"
         );
     }
-    let error =
-        one.create_table(&TableSpec::new(2, "x", ValueType::F32, 1).handle("nope")).unwrap_err();
+    let error = one
+        .admin()
+        .create_table(&TableSpec::new(2, "x", ValueType::F32, 1).handle("nope"))
+        .unwrap_err();
     assert!(error.to_string().contains("add, and, assign, clocked, div"), "{error}");
-    let error =
-        one.create_table(&TableSpec::new(2, "x", ValueType::F32, 1).handle("max")).unwrap_err();
+    let error = one
+        .admin()
+        .create_table(&TableSpec::new(2, "x", ValueType::F32, 1).handle("max"))
+        .unwrap_err();
     assert!(error.to_string().contains("f64"), "{error}");
-    let error = one.create_table(&TableSpec::new(2, "x", ValueType::F32, 1).dense()).unwrap_err();
+    let error =
+        one.admin().create_table(&TableSpec::new(2, "x", ValueType::F32, 1).dense()).unwrap_err();
     assert!(error.to_string().contains("make it sparse"), "{error}");
     let dense = TableSpec::new(2, "x", ValueType::F32, 1).dense();
     let too_big = dense.keys(KeyRange::new(0, 1 << 26).unwrap());
-    let error = one.create_table(&too_big).unwrap_err();
+    let error = one.admin().create_table(&too_big).unwrap_err();
     assert!(error.to_string().contains("CARAVAN_MEMORY"), "{error}");
     let mut empty = spec.clone();
     (empty.begin, empty.end) = (5, 5);
-    assert!(matches!(one.create_table(&empty), Err(Error::Config(_))));
+    assert!(matches!(one.admin().create_table(&empty), Err(Error::Config(_))));
     let pulled = one.pull(table, &[1]).unwrap();
     assert_eq!(one.wait(pulled).unwrap().values::<f32>(), [1.0, 2.0]);
 }
@@ -287,7 +292,7 @@ fn fewer_keys_than_threads() {
             let mut spec = TableSpec::new(id, "few", ValueType::I64, 1);
             spec.store = store;
             let spec = spec.keys(KeyRange::new(u64::MAX - 1, 0).unwrap());
-            let table = worker.create_table(&spec).unwrap();
+            let table = worker.admin().create_table(&spec).unwrap();
             let keys = [u64::MAX - 1, u64::MAX];
             worker.push(table, &keys, &[1i64, 2]).unwrap();
             let pulled = worker.push_pull(table, &keys, &[10i64, 20]).unwrap();
@@ -305,11 +310,11 @@ fn requests_of_a_worker_stay_in_order() {
             let servers = Servers::start(van, 2, &config(credits, GIB), &handles());
             let mut worker = servers.worker();
             let spec = TableSpec::new(1, "last wins", ValueType::I64, 1).handle("assign");
-            let table = worker.create_table(&spec).unwrap();
+            let table = worker.admin().create_table(&spec).unwrap();
             for n in 0..1000i64 {
                 worker.push(table, &[5, u64::MAX], &[n, -n]).unwrap();
                 if n % 90 == 50 {
-                    let moved = worker.move_shard(table, 5, n as usize % 4 / 2).unwrap();
+                    let moved = worker.admin().move_shard(table, 5, n as usize % 4 / 2).unwrap();
                     worker.then(moved, Box::new(|moved| assert!(moved.is_ok()))).unwrap();
                 }
                 if n % 100 == 7 {
@@ -321,14 +326,14 @@ fn requests_of_a_worker_stay_in_order() {
             assert_eq!(worker.wait(pulled).unwrap().values::<i64>(), [999, -999]);
             // Long and short requests keep their order as well.
             let wide = TableSpec::new(2, "wide", ValueType::I64, 50_000).handle("assign");
-            let wide = worker.create_table(&wide).unwrap();
+            let wide = worker.admin().create_table(&wide).unwrap();
             let (mut pulls, mut moves) = (Vec::new(), Vec::new());
             for n in 0..40i64 {
                 worker.push(wide, &[9], &vec![n; 50_000]).unwrap();
                 worker.push(table, &[5], &[n]).unwrap();
                 if n % 10 == 5 {
-                    moves.push(worker.move_shard(wide, 9, n as usize % 4 / 2).unwrap());
-                    moves.push(worker.move_shard(table, 5, n as usize % 4 / 2).unwrap());
+                    moves.push(worker.admin().move_shard(wide, 9, n as usize % 4 / 2).unwrap());
+                    moves.push(worker.admin().move_shard(table, 5, n as usize % 4 / 2).unwrap());
                 }
                 pulls.push((worker.pull(table, &[5]).unwrap(), worker.pull(wide, &[9]).unwrap()));
             }
@@ -351,7 +356,7 @@ fn what_was_lent_can_be_written_again_once_the_push_is_answered() {
     let mut worker = servers.worker();
     for (id, width) in [(1, 1 << 10), (2, 1 << 14), (3, 1 << 18)] {
         let spec = TableSpec::new(id, "wide", ValueType::F32, width).handle("assign");
-        let table = worker.create_table(&spec).unwrap();
+        let table = worker.admin().create_table(&spec).unwrap();
         let mut values = worker.memory().allocate(4 * width as usize).unwrap();
         for round in 0..100 {
             f32::view_mut(&mut values).unwrap().fill(round as f32);
@@ -372,7 +377,7 @@ fn long_requests_are_carried_without_copies_into_the_callers_memory() {
         let servers = Servers::start(van, 2, &config(64, 2 * GIB), &handles());
         let mut worker = servers.worker();
         let spec = TableSpec::new(1, "wide", ValueType::F32, WIDTH as u32).handle("assign");
-        let table = worker.create_table(&spec).unwrap();
+        let table = worker.admin().create_table(&spec).unwrap();
         let keys = [3, u64::MAX];
         let mut copied = 0;
         for round in 0..4 {
@@ -411,7 +416,7 @@ fn long_requests_are_carried_without_copies_into_the_callers_memory() {
                 let right = |(i, value): (usize, &f32)| *value == (i + 9 + 100 * round) as f32;
                 assert!(answer.values::<f32>().iter().enumerate().all(right));
             }
-            let now = worker.counters().payload_bytes_copied;
+            let now = worker.info().counters().payload_bytes_copied;
             let fresh = now - copied;
             copied = now;
             // Pushed values lie in the caller's own memory, which no other process sees: that van
@@ -436,16 +441,16 @@ fn answers_that_are_lent_stay_as_they_came() {
     let servers = Servers::start(Van::Shm, 1, &config(64, GIB), &handles());
     let mut worker = servers.worker();
     let spec = TableSpec::new(1, "wide", ValueType::F32, WIDTH as u32).handle("add");
-    let table = worker.create_table(&spec).unwrap();
+    let table = worker.admin().create_table(&spec).unwrap();
     let ones = vec![1f32; WIDTH];
     let mut answers = Vec::new();
     for _ in 0..4 {
         let pushed = worker.push(table, &[7], &ones).unwrap();
         worker.wait(pushed).unwrap();
-        let before = worker.counters();
+        let before = worker.info().counters();
         let pulled = worker.pull(table, &[7]).unwrap();
         answers.push(worker.wait(pulled).unwrap());
-        let copied = worker.counters().payload_bytes_copied - before.payload_bytes_copied;
+        let copied = worker.info().counters().payload_bytes_copied - before.payload_bytes_copied;
         assert_eq!(copied, 0);
     }
     for (at, answer) in (1..).zip(&answers) {
@@ -474,7 +479,7 @@ fn a_row_that_is_stored_to_while_it_is_lent_is_copied_for_a_while() {
     let servers = Servers::start(Van::Shm, 1, &config(64, GIB), &handles());
     let mut worker = servers.worker();
     let spec = TableSpec::new(1, "rows", ValueType::F32, WIDTH as u32).handle("add");
-    let table = worker.create_table(&spec).unwrap();
+    let table = worker.admin().create_table(&spec).unwrap();
     let mut sum = 0.0;
     let mut push_and_pull = || {
         let pushed = worker.push(table, &[7], &[1f32; WIDTH]).unwrap();
@@ -502,7 +507,7 @@ fn many_long_answers_without_an_offer() {
         let servers = Servers::start(van, 1, &config(64, 3 * GIB), &handles());
         let mut worker = servers.worker();
         let spec = TableSpec::new(1, "varying", ValueType::F64, 0).handle("assign");
-        let table = worker.create_table(&spec).unwrap();
+        let table = worker.admin().create_table(&spec).unwrap();
         let values: Vec<f64> = (0..2 << 20).map(|i| i as f64).collect();
         let pushed = worker.push_varying(table, &[8], &[2 << 20], &values).unwrap();
         worker.wait(pushed).unwrap();
@@ -525,7 +530,7 @@ fn two_workers_add_up_exactly() {
                 let (servers, spec, keys) = (&servers, &spec, &keys);
                 scope.spawn(move || {
                     let mut worker = servers.worker();
-                    let table = worker.create_table(spec).unwrap();
+                    let table = worker.admin().create_table(spec).unwrap();
                     for round in 0..400 {
                         worker.push(table, keys, &[n * round; 150]).unwrap();
                     }
@@ -535,7 +540,7 @@ fn two_workers_add_up_exactly() {
             }
         });
         let mut worker = servers.worker();
-        let table = worker.create_table(&spec).unwrap();
+        let table = worker.admin().create_table(&spec).unwrap();
         let pulled = worker.pull(table, &keys).unwrap();
         assert_eq!(worker.wait(pulled).unwrap().values::<i64>(), [3 * 399 * 400 / 2; 150]);
     }
@@ -547,17 +552,17 @@ fn compact_coding_changes_nothing_but_the_bytes() {
     let mut worker = servers.worker();
     let spec =
         TableSpec::new(1, "weights", ValueType::F32, 4).keys(KeyRange::new(0, 100_000).unwrap());
-    let table = worker.create_table(&spec).unwrap();
-    worker.compact(table).unwrap();
+    let table = worker.admin().create_table(&spec).unwrap();
+    worker.filters(table).compact().unwrap();
     let keys: Vec<u64> = (0..50_000).map(|i| i * 2).collect();
     for round in 0..3 {
         let values: Vec<f32> = (0..200_000).map(|i| (i % 7) as f32).collect();
-        let before = worker.counters().bytes_sent;
+        let before = worker.info().counters().bytes_sent;
         let pulled = worker.push_pull(table, &keys, &values).unwrap();
         let answer = worker.wait(pulled).unwrap();
         let right = |(value, pushed): (&f32, &f32)| *value == pushed * (round + 1) as f32;
         assert!(answer.values::<f32>().iter().zip(&values).all(right));
-        let sent = worker.counters().bytes_sent - before;
+        let sent = worker.info().counters().bytes_sent - before;
         assert!(sent < 600_000, "{sent} bytes for 1,200,000");
     }
 }

@@ -58,7 +58,7 @@ fn each_kind_comes_over_every_van() {
         let servers = Servers::start(van, 2, &config(16, GIB), &handles);
         let mut worker = servers.worker();
         let spec = TableSpec::new(1, "no", ValueType::I64, 1).handle("refuses");
-        let table = worker.create_table(&spec).unwrap();
+        let table = worker.admin().create_table(&spec).unwrap();
         for kind in Refusal::ALL {
             worker.set_command(kind.number());
             let expected =
@@ -81,32 +81,33 @@ fn servers_refuse_by_kind() {
     let van = vans()[0];
     let servers = Servers::start(van, 2, &config(16, 64 << 20), &handles());
     let mut worker = servers.worker();
-    let table = worker.create_table(&TableSpec::new(1, "t", ValueType::I64, 1)).unwrap();
+    let table = worker.admin().create_table(&TableSpec::new(1, "t", ValueType::I64, 1)).unwrap();
 
-    let other = worker.create_table(&TableSpec::new(1, "t", ValueType::I64, 2)).unwrap_err();
+    let other =
+        worker.admin().create_table(&TableSpec::new(1, "t", ValueType::I64, 2)).unwrap_err();
     assert!(matches!(other, Error::Refused { kind: Refusal::Shape, .. }), "{other}");
     let unknown = TableSpec::new(2, "u", ValueType::I64, 1).handle("nobody's");
-    let unknown = worker.create_table(&unknown).unwrap_err();
+    let unknown = worker.admin().create_table(&unknown).unwrap_err();
     assert!(matches!(unknown, Error::Refused { kind: Refusal::Unsupported, .. }), "{unknown}");
     let commanded = worker.command(table, b"do something");
     assert_eq!(why(&mut worker, commanded).0, Refusal::Unsupported);
-    let fresh = worker.freshness(table).unwrap_err();
+    let fresh = worker.clocks(table).freshness().unwrap_err();
     assert_eq!(fresh.advice(), Advice::Mend, "{fresh}");
 
     let dense = TableSpec::new(3, "d", ValueType::F64, 1 << 20).keys(keys(1 << 30));
-    let long = worker.create_table(&dense.dense()).unwrap_err();
+    let long = worker.admin().create_table(&dense.dense()).unwrap_err();
     assert!(matches!(long, Error::Refused { kind: Refusal::Memory, .. }), "{long}");
     assert_eq!(long.advice(), Advice::Retry);
 
     let vectors = TableSpec::new(4, "v", ValueType::F64, 1).keys(keys(100)).handle("vectors");
-    let vectors = worker.create_table(&vectors.dense()).unwrap();
+    let vectors = worker.admin().create_table(&vectors.dense()).unwrap();
     worker.set_command(7);
     let pushed = worker.push(vectors, &[5], &[1.0]);
     assert_eq!(why(&mut worker, pushed).0, Refusal::Key);
 
     let once = TableSpec::new(5, "m", ValueType::I64, 1).consistency(Model::Bsp, 1).once();
-    let once = worker.create_table(&once).unwrap();
-    worker.join(once).unwrap();
+    let once = worker.admin().create_table(&once).unwrap();
+    worker.clocks(once).join().unwrap();
     let pushed = worker.push(once, &[1, 5], &[1i64, 1]).unwrap();
     worker.wait(pushed).unwrap();
     let pushed = worker.push(once, &[5, 9], &[1i64, 1]);
@@ -123,8 +124,8 @@ fn servers_refuse_by_kind() {
     assert_eq!(number.kind, Refusal::NotHead, "{number}");
 
     let mut late = servers.worker();
-    let seen = late.create_table(&TableSpec::new(1, "t", ValueType::I64, 1)).unwrap();
-    worker.drop_table(table).unwrap();
+    let seen = late.admin().create_table(&TableSpec::new(1, "t", ValueType::I64, 1)).unwrap();
+    worker.admin().drop_table(table).unwrap();
     let pushed = late.push(seen, &[1], &[1i64]).unwrap();
     let dropped = late.wait(pushed).unwrap_err();
     assert!(matches!(dropped, Error::TableDropped { .. }), "{dropped}");

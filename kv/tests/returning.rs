@@ -40,7 +40,7 @@ struct Shared {
 
 /// The table of what was done: a key for each worker, and one for sub-tasks.
 fn table(node: &mut WorkerNode, key: u64) -> Result<(), Error> {
-    let table = node.worker.create_table(&TableSpec::new(1, "done", ValueType::I64, 1))?;
+    let table = node.worker.admin().create_table(&TableSpec::new(1, "done", ValueType::I64, 1))?;
     let pushed = node.worker.push(table, &[key], &[1i64])?;
     node.worker.wait(pushed).map(drop)
 }
@@ -215,7 +215,7 @@ fn drive(node: &NodeConfig, is_calm: &AtomicBool) -> u64 {
         }
     }
     let mut client = cluster.client().unwrap();
-    let table = client.create_table(&TableSpec::new(1, "done", ValueType::I64, 1)).unwrap();
+    let table = client.admin().create_table(&TableSpec::new(1, "done", ValueType::I64, 1)).unwrap();
     let keys: Vec<u64> = (0..=WORKERS as u64).collect();
     let pulled = client.pull(table, &keys).unwrap();
     let done = client.wait(pulled).unwrap().values::<i64>().to_vec();

@@ -51,7 +51,7 @@ fn pulled(worker: &mut Worker, request: Timestamp) -> Vec<u64> {
 
 /// Twins with this specification: by keys and by runs.
 fn twins(worker: &mut Worker, spec: &TableSpec) -> [Table; 2] {
-    ["keys", "runs"].map(|name| worker.create_table(&spec.clone().namespace(name)).unwrap())
+    ["keys", "runs"].map(|name| worker.admin().create_table(&spec.clone().namespace(name)).unwrap())
 }
 
 fn is_same(worker: &mut Worker, [by_keys, by_runs]: [Table; 2], what: &str, width: usize) {
@@ -60,26 +60,26 @@ fn is_same(worker: &mut Worker, [by_keys, by_runs]: [Table; 2], what: &str, widt
         let values = values(keys.len() * width, round);
         let what = format!("{what}, {case}");
         worker.push(by_keys, &keys, &values).unwrap();
-        worker.push_runs(by_runs, &runs, &values).unwrap();
+        worker.push(by_runs, &runs, &values).unwrap();
         let expected = worker.pull(by_keys, &keys).unwrap();
         let expected = pulled(worker, expected);
         assert_eq!(expected.len(), values.len(), "{what}");
-        let found = worker.pull_runs(by_runs, &runs).unwrap();
+        let found = worker.pull(by_runs, &runs).unwrap();
         assert_eq!(pulled(worker, found), expected, "{what}: pulled");
         let into = Buffer::adopt(vec![0.0f64; values.len()]);
-        let found = worker.pull_runs_into(by_runs, &runs, into).unwrap();
+        let found = worker.pull_into(by_runs, &runs, into).unwrap();
         assert_eq!(pulled(worker, found), expected, "{what}: pulled into");
         let found = worker.pull(by_runs, &keys).unwrap();
         assert_eq!(pulled(worker, found), expected, "{what}: by keys");
-        let found = worker.pull_runs(by_keys, &runs).unwrap();
+        let found = worker.pull(by_keys, &runs).unwrap();
         assert_eq!(pulled(worker, found), expected, "{what}: by runs what was pushed by keys");
         let expected = worker.push_pull(by_keys, &keys, &values).unwrap();
         let expected = pulled(worker, expected);
-        let found = worker.push_pull_runs(by_runs, &runs, &values).unwrap();
+        let found = worker.push_pull(by_runs, &runs, &values).unwrap();
         assert_eq!(pulled(worker, found), expected, "{what}: both at once");
     }
     let all = [by_keys, by_runs].map(|table| {
-        let found = worker.pull_runs(table, &Runs::range(0..KEYS)).unwrap();
+        let found = worker.pull(table, &Runs::range(0..KEYS)).unwrap();
         pulled(worker, found)
     });
     assert_eq!(all[0], all[1], "{what}: at the end");
@@ -139,11 +139,10 @@ fn runs_wait_for_their_clock() {
         let servers = Servers::start(van, 1, &config(16, GIB), &handles());
         let mut worker = servers.worker();
         let table = TableSpec::new(1, "clocked", ValueType::I64, 1).handle("clocked");
-        let table = worker.create_table(&table).unwrap();
+        let table = worker.admin().create_table(&table).unwrap();
         worker.set_clock(1);
-        let waiting =
-            [3, 1, 9].map(|keys| (keys, worker.pull_runs(table, &Runs::range(10..10 + keys))));
-        let pushed = worker.push_runs(table, &Runs::range(1..3), &[0i64; 2]).unwrap();
+        let waiting = [3, 1, 9].map(|keys| (keys, worker.pull(table, &Runs::range(10..10 + keys))));
+        let pushed = worker.push(table, &Runs::range(1..3), &[0i64; 2]).unwrap();
         worker.wait(pushed).unwrap();
         for (number, (keys, request)) in (1..).zip(waiting) {
             let answer = worker.wait(request.unwrap()).unwrap();
@@ -156,18 +155,18 @@ fn runs_wait_for_their_clock() {
 fn wrong_runs_are_refused() {
     let servers = Servers::start(vans()[0], 2, &config(16, 64 << 20), &Handles::default());
     let mut worker = servers.worker();
-    let table = worker.create_table(&spec(1)).unwrap();
-    let error = worker.pull_runs(table, &Runs::range(5..9).and(8..10)).unwrap_err();
+    let table = worker.admin().create_table(&spec(1)).unwrap();
+    let error = worker.pull(table, &Runs::range(5..9).and(8..10)).unwrap_err();
     assert!(matches!(error, Error::KeysNotAscending { position: 4, key: 8, .. }), "{error}");
-    let error = worker.pull_runs(table, &Runs::range(2990..3010)).unwrap_err();
+    let error = worker.pull(table, &Runs::range(2990..3010)).unwrap_err();
     assert!(matches!(error, Error::KeyOutsideTable { key: 3000, .. }), "{error}");
-    let error = worker.pull_runs(table, &Runs::range(..)).unwrap_err();
+    let error = worker.pull(table, &Runs::range(..)).unwrap_err();
     assert!(error.to_string().contains("CARAVAN_MEMORY"), "{error}");
-    let error = worker.push_runs(table, &Runs::range(0..4), &[1.0f64; 3]).unwrap_err();
+    let error = worker.push(table, &Runs::range(0..4), &[1.0f64; 3]).unwrap_err();
     assert!(matches!(error, Error::WrongLength { expected: 4, found: 3, .. }), "{error}");
     let varying = TableSpec { id: 2, ..spec(0) };
-    let varying = worker.create_table(&varying).unwrap();
-    let error = worker.pull_runs(varying, &Runs::range(0..4)).unwrap_err();
+    let varying = worker.admin().create_table(&varying).unwrap();
+    let error = worker.pull(varying, &Runs::range(0..4)).unwrap_err();
     assert!(matches!(error, Error::VaryingTable { .. }), "{error}");
 }
 
@@ -177,27 +176,28 @@ fn hardly_more_than_the_values_goes_over_the_wire() {
     let servers = Servers::start(Van::Tcp, 2, &config(16, GIB), &Handles::default());
     let mut worker = servers.worker();
     let whole = TableSpec::new(1, "f32", ValueType::F32, 1);
-    let table = worker.create_table(&whole.keys(KeyRange::new(0, 1 << 16).unwrap())).unwrap();
+    let table =
+        worker.admin().create_table(&whole.keys(KeyRange::new(0, 1 << 16).unwrap())).unwrap();
     let keys = (BYTES / 4) as u64;
     let values = vec![1.5f32; BYTES / 4];
     let third = Runs::chunks(keys / 4, &[0, 2, 4, 5]);
     let straddling = Runs::range((1 << 15) - keys / 2..(1 << 15) + keys / 2);
     for runs in [Runs::range(0..keys), straddling, third] {
         assert_eq!(runs.keys(), u128::from(keys));
-        let before = worker.counters();
-        let pushed = worker.push_runs(table, &runs, &values).unwrap();
+        let before = worker.info().counters();
+        let pushed = worker.push(table, &runs, &values).unwrap();
         worker.wait(pushed).unwrap();
-        let between = worker.counters();
-        let pulled = worker.pull_runs(table, &runs).unwrap();
+        let between = worker.info().counters();
+        let pulled = worker.pull(table, &runs).unwrap();
         assert_eq!(worker.wait(pulled).unwrap().values::<f32>(), values);
-        let after = worker.counters();
+        let after = worker.info().counters();
         let sent = between.bytes_sent - before.bytes_sent;
         let both =
             after.bytes_received - between.bytes_received + after.bytes_sent - between.bytes_sent;
         println!("{sent} bytes for a push and {both} for a pull of {BYTES}");
         assert!(sent as f64 <= 1.02 * BYTES as f64 && both as f64 <= 1.02 * BYTES as f64);
         let less = vec![-1.5f32; values.len()];
-        let pushed = worker.push_runs(table, &runs, &less).unwrap();
+        let pushed = worker.push(table, &runs, &less).unwrap();
         worker.wait(pushed).unwrap();
     }
 }

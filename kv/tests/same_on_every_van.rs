@@ -14,7 +14,7 @@ const KEYS: u64 = 30_000;
 
 /// What a worker reads during many requests on a table.
 fn read<V: Value>(workers: &mut [Worker; 2], spec: &TableSpec, number: fn(u64) -> V) -> Vec<u8> {
-    let tables = workers.each_mut().map(|worker| worker.create_table(spec).unwrap());
+    let tables = workers.each_mut().map(|worker| worker.admin().create_table(spec).unwrap());
     let range = spec.range().unwrap();
     let step = (range.count() / u128::from(KEYS)) as u64;
     let mut all = Vec::new();

@@ -67,7 +67,7 @@ fn get(sharer: &mut Sharer<'_, i64>, keys: &[u64]) -> Result<Vec<i64>, Error> {
 fn counts(seed: u64, model: Model, bound: u64, exact: bool) {
     const THREADS: usize = 4;
     run(seed, 1, move |_, worker, _| {
-        let table = worker.create_table(&counters()).unwrap();
+        let table = worker.admin().create_table(&counters()).unwrap();
         let shared = worker.share::<i64, _>(table, &sharing(THREADS, model), |sharer| {
             let mut draws = Draws(seed << 8 | sharer.thread() as u64);
             for round in 0..3u64 {
@@ -134,7 +134,8 @@ fn bsp_among_threads_is_the_serial_run() {
     }
     for_each_seed(12, |seed| {
         run(seed, 1, move |_, worker, _| {
-            let table = worker.create_table(&TableSpec::new(1, "sum", ValueType::F32, 1)).unwrap();
+            let table =
+                worker.admin().create_table(&TableSpec::new(1, "sum", ValueType::F32, 1)).unwrap();
             let shared = worker.share::<f32, _>(table, &sharing(THREADS, Model::Bsp), |sharer| {
                 let mut read = [0f32];
                 for clock in 1..=8 {
@@ -162,7 +163,7 @@ fn iterations_of_threads_send_nothing() {
         let bytes = Arc::new(AtomicU64::new(0));
         let counted = bytes.clone();
         run(0, 1, move |_, worker, _| {
-            let table = worker.create_table(&counters()).unwrap();
+            let table = worker.admin().create_table(&counters()).unwrap();
             let ssp = sharing(4, Model::Ssp { staleness: 2 });
             let shared = worker.share::<i64, _>(table, &ssp, |sharer| {
                 for _ in 0..iterations {
@@ -174,7 +175,7 @@ fn iterations_of_threads_send_nothing() {
             });
             let shared = shared.unwrap();
             assert_eq!((shared.chunks_pulled, shared.chunks_read), (4, 16 * iterations));
-            counted.store(worker.counters().bytes_sent, Ordering::Relaxed);
+            counted.store(worker.info().counters().bytes_sent, Ordering::Relaxed);
         });
         bytes.load(Ordering::Relaxed)
     };
@@ -187,7 +188,7 @@ fn iterations_of_threads_send_nothing() {
 fn no_chunk_is_pulled_twice() {
     for (age, pulled) in [(0, 14 * 6), (1, 14 * 3), (2, 14 * 2), (9, 14)] {
         run(0, 1, move |_, worker, _| {
-            let table = worker.create_table(&counters()).unwrap();
+            let table = worker.admin().create_table(&counters()).unwrap();
             let sharing = Sharing { age, ..sharing(4, Model::Asp) };
             let shared = worker.share::<i64, _>(table, &sharing, |sharer| {
                 let all: Vec<u64> = (5..105).collect();
@@ -227,8 +228,8 @@ fn the_tables_model_holds_between_processes() {
         let bound = if model == Model::Bsp { 0 } else { staleness };
         run(seed, PROCESSES, move |_, worker, rank| {
             let spec = counters().consistency(model, PROCESSES as u32);
-            let table = worker.create_table(&spec).unwrap();
-            worker.join(table).unwrap();
+            let table = worker.admin().create_table(&spec).unwrap();
+            worker.clocks(table).join().unwrap();
             let all: Vec<u64> = (0..THREADS * PROCESSES as usize).map(key).collect();
             let shared = worker.share::<i64, _>(table, &sharing(THREADS, Model::Bsp), |sharer| {
                 let own = rank as usize * THREADS + sharer.thread();
@@ -251,7 +252,7 @@ fn the_tables_model_holds_between_processes() {
                 Ok(())
             });
             assert_eq!(shared.unwrap().syncs, 6);
-            let left = worker.leave(table).unwrap();
+            let left = worker.clocks(table).leave().unwrap();
             worker.wait(left).unwrap();
         });
     });
@@ -262,7 +263,7 @@ fn the_tables_model_holds_between_processes() {
 fn threads_may_end_at_different_times() {
     for model in [Model::Bsp, Model::Ssp { staleness: 0 }, Model::Asp] {
         run(1, 1, move |_, worker, _| {
-            let table = worker.create_table(&counters()).unwrap();
+            let table = worker.admin().create_table(&counters()).unwrap();
             let shared = worker.share::<i64, _>(table, &sharing(3, model), |sharer| {
                 for _ in 0..=3 * sharer.thread() {
                     get(sharer, &keys(3))?;
@@ -287,7 +288,7 @@ fn threads_may_end_at_different_times() {
 fn a_failed_thread_stops_the_others() {
     for panics in [false, true] {
         run(1, 1, move |_, worker, _| {
-            let table = worker.create_table(&counters()).unwrap();
+            let table = worker.admin().create_table(&counters()).unwrap();
             let stopped = Arc::new(Mutex::new(Vec::new()));
             let told = stopped.clone();
             let failed = AtomicBool::new(false);
@@ -324,7 +325,7 @@ fn a_failed_thread_stops_the_others() {
 fn what_does_not_suit_is_refused() {
     run(0, 1, |_, worker, _| {
         let mut refused = |spec: TableSpec, sharing: Sharing| {
-            let table = worker.create_table(&spec).unwrap();
+            let table = worker.admin().create_table(&spec).unwrap();
             worker.share::<i64, ()>(table, &sharing, |_| Ok(())).unwrap_err().to_string()
         };
         let good = sharing(1, Model::Asp);
@@ -342,7 +343,7 @@ fn what_does_not_suit_is_refused() {
             let why = refused(spec, sharing);
             assert!(why.contains(part), "{part}: {why}");
         }
-        let table = worker.create_table(&counters()).unwrap();
+        let table = worker.admin().create_table(&counters()).unwrap();
         let wrong = worker.share::<i64, _>(table, &good, |sharer| {
             let mut values = [0; 2];
             let sizes = sharer.get(&[5], &mut values).unwrap_err();

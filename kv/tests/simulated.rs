@@ -136,17 +136,17 @@ fn start_mover(network: &Network, addresses: &[ServerAddress], seed: u64) -> Nod
     network.spawn("mover", move |network| {
         let mut draws = Draws(seed ^ 77);
         let mut worker = connect(network, 98, &addresses);
-        let tables =
-            tables(seed, addresses.len() as u32).map(|spec| worker.create_table(&spec).unwrap());
+        let tables = tables(seed, addresses.len() as u32)
+            .map(|spec| worker.admin().create_table(&spec).unwrap());
         for _ in 0..20 {
             network.sleep(Duration::from_micros(draws.below(1000)));
             let table = tables[draws.below(3) as usize];
-            let shards = worker.shards(table).unwrap();
+            let shards = worker.info().shards(table).unwrap();
             let shard = shards[draws.below(shards.len() as u64) as usize];
             let server = draws.below(addresses.len() as u64) as usize;
-            let moved = worker.move_shard(table, shard.range.begin(), server).unwrap();
+            let moved = worker.admin().move_shard(table, shard.range.begin(), server).unwrap();
             worker.wait(moved).unwrap();
-            let shards = worker.shards(table).unwrap();
+            let shards = worker.info().shards(table).unwrap();
             let now = shards.iter().find(|it| it.range == shard.range).unwrap();
             assert_eq!(
                 (now.server, now.epoch),
@@ -179,8 +179,8 @@ fn run(seed: u64) -> u64 {
             network.spawn(&format!("worker {node}"), move |network| {
                 let mut draws = Draws(seed << 8 | node);
                 let mut worker = connect(network, 100 + node as u32, &addresses);
-                let [fixed, varying, sums] =
-                    tables(seed, servers as u32).map(|spec| worker.create_table(&spec).unwrap());
+                let [fixed, varying, sums] = tables(seed, servers as u32)
+                    .map(|spec| worker.admin().create_table(&spec).unwrap());
                 let tables = [fixed, varying];
                 let mut model = Model::default();
                 for n in 0..10 {
@@ -200,7 +200,7 @@ fn run(seed: u64) -> u64 {
     }
     let mut worker = connect(&network, 99, &addresses);
     let [.., sums] = tables(seed, servers as u32);
-    let sums = worker.create_table(&sums).unwrap();
+    let sums = worker.admin().create_table(&sums).unwrap();
     let pulled = worker.pull(sums, &[0, u64::MAX]).unwrap();
     let n = workers as i32;
     assert_eq!(worker.wait(pulled).unwrap().values::<i32>(), [45 * n, 10 * n]);
@@ -279,7 +279,7 @@ fn parked_pulls_see_all_pushes_of_their_clock() {
                     let mut worker = connect(network, 100 + node as u32, &addresses);
                     let spec =
                         TableSpec::new(1, "clocked", ValueType::I64, 1).handle("synchronous");
-                    let table = worker.create_table(&spec).unwrap();
+                    let table = worker.admin().create_table(&spec).unwrap();
                     let keys = [1, u64::MAX];
                     for clock in 1..=12 {
                         worker.set_clock(clock);
@@ -317,7 +317,8 @@ fn a_crash_ends_every_request_that_needs_the_server() {
         let node = network.spawn("worker", move |network| {
             let mut draws = Draws(seed + 1);
             let mut worker = connect(network, 100, &addresses);
-            let table = worker.create_table(&TableSpec::new(1, "t", ValueType::I64, 1)).unwrap();
+            let table =
+                worker.admin().create_table(&TableSpec::new(1, "t", ValueType::I64, 1)).unwrap();
             let third = u64::MAX / 3 + 1;
             let crash_at = network.now() + Duration::from_micros(draws.below(3000));
             let killer = network.spawn("killer", move |network| {
@@ -370,7 +371,8 @@ impl App for Adds {
         _: serde_json::Value,
     ) -> Result<serde_json::Value, String> {
         let mut add = || {
-            let table = node.worker.create_table(&TableSpec::new(1, "sum", ValueType::I64, 1))?;
+            let table =
+                node.worker.admin().create_table(&TableSpec::new(1, "sum", ValueType::I64, 1))?;
             let pushed = node.worker.push(table, &[0, u64::MAX], &[node.rank as i64, 1])?;
             node.worker.wait(pushed)?;
             node.worker.charge(Duration::from_millis(node.rank as u64))?;

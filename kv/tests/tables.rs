@@ -36,16 +36,16 @@ fn a_table_is_created_again_with_another_layout() {
     let mut worker = servers.worker();
     let mut other = servers.worker();
     let first = TableSpec::new(1, "first", ValueType::I64, 3);
-    let table = worker.create_table(&first).unwrap();
-    let same = other.create_table(&first).unwrap();
+    let table = worker.admin().create_table(&first).unwrap();
+    let same = other.admin().create_table(&first).unwrap();
     let pushed = worker.push(table, &[1, u64::MAX], &[7i64; 6]).unwrap();
     worker.wait(pushed).unwrap();
     let second = TableSpec::new(1, "second", ValueType::F32, 2);
     let second = second.keys(KeyRange::new(0, 100).unwrap()).dense().handle("assign");
-    let error = worker.create_table(&second).unwrap_err().to_string();
+    let error = worker.admin().create_table(&second).unwrap_err().to_string();
     assert!(error.contains("table 1 exists and is another one"), "{error}");
-    worker.drop_table(table).unwrap();
-    let again = worker.create_table(&second).unwrap();
+    worker.admin().drop_table(table).unwrap();
+    let again = worker.admin().create_table(&second).unwrap();
     assert_ne!(again, table);
     let pulled = worker.pull(again, &[1, 99]).unwrap();
     assert_eq!(worker.wait(pulled).unwrap().values::<f32>(), [0.0; 4]);
@@ -56,14 +56,14 @@ fn a_table_is_created_again_with_another_layout() {
         assert!(matches!(error, Error::UnknownTable { table: 1 }), "{error}");
         assert!(error.to_string().contains("call create_table here"), "{error}");
     }
-    assert!(matches!(worker.drop_table(table), Err(Error::UnknownTable { .. })));
+    assert!(matches!(worker.admin().drop_table(table), Err(Error::UnknownTable { .. })));
     let stale = other.pull(same, &[1]).unwrap();
     let error = other.wait(stale).unwrap_err();
     assert_eq!(error.to_string(), "table first was dropped (create it again)");
     let stale = other.command(same, b"x").unwrap();
     assert_eq!(outcome(&mut other, stale), Err("first".to_owned()));
-    other.drop_table(same).unwrap();
-    let same = other.create_table(&second).unwrap();
+    other.admin().drop_table(same).unwrap();
+    let same = other.admin().create_table(&second).unwrap();
     let pushed = other.push(same, &[1], &[1.0f32, 2.0]).unwrap();
     other.wait(pushed).unwrap();
     let pulled = worker.pull(again, &[1]).unwrap();
@@ -78,15 +78,15 @@ fn namespaces_have_tables_of_the_same_number() {
         TableSpec::new(1, "weights", ValueType::I64, width).namespace(namespace)
     };
     let tables: Vec<Table> = [("", 1), ("a", 2), ("b", 3)]
-        .map(|(namespace, width)| worker.create_table(&spec(namespace, width)).unwrap())
+        .map(|(namespace, width)| worker.admin().create_table(&spec(namespace, width)).unwrap())
         .to_vec();
     let others = TableSpec::new(2, "others", ValueType::I64, 2).namespace("a/b");
-    let others = worker.create_table(&others).unwrap();
+    let others = worker.admin().create_table(&others).unwrap();
     for (n, table) in (1i64..).zip(&tables) {
         worker.push(*table, &[5], &vec![n; n as usize]).unwrap();
     }
-    assert_eq!(worker.drop_tables("a").unwrap(), 2);
-    assert_eq!(worker.drop_tables("a").unwrap(), 0);
+    assert_eq!(worker.admin().drop_tables("a").unwrap(), 2);
+    assert_eq!(worker.admin().drop_tables("a").unwrap(), 0);
     for (n, table) in (1i64..).zip(&tables) {
         let pulled = worker.pull(*table, &[5]);
         match n {
@@ -95,7 +95,7 @@ fn namespaces_have_tables_of_the_same_number() {
         }
     }
     assert!(matches!(worker.pull(others, &[5]), Err(Error::UnknownTable { .. })));
-    let again = worker.create_table(&spec("a", 1)).unwrap();
+    let again = worker.admin().create_table(&spec("a", 1)).unwrap();
     let pulled = worker.pull(again, &[5]).unwrap();
     assert_eq!(outcome(&mut worker, pulled), Ok(vec![0]));
 }
@@ -106,15 +106,15 @@ fn a_request_that_waits_for_a_clock_ends_with_its_table() {
         let servers = Servers::start(van, 1, &config(16, GIB), &handles());
         let [mut worker, mut other] = [servers.worker(), servers.worker()];
         let spec = TableSpec::new(1, "clocked", ValueType::I64, 1).handle("clocked");
-        let table = worker.create_table(&spec).unwrap();
-        let same = other.create_table(&spec).unwrap();
+        let table = worker.admin().create_table(&spec).unwrap();
+        let same = other.admin().create_table(&spec).unwrap();
         worker.set_clock(9);
         let waits = worker.pull(table, &[1]).unwrap();
         let asked = worker.command(table, b"pulls").unwrap();
         assert_eq!(worker.wait(asked).unwrap().replies, [b"0"]);
-        other.drop_table(same).unwrap();
+        other.admin().drop_table(same).unwrap();
         assert_eq!(outcome(&mut worker, waits), Err("clocked".to_owned()));
-        let table = worker.create_table(&spec).unwrap();
+        let table = worker.admin().create_table(&spec).unwrap();
         worker.set_clock(0);
         let pulled = worker.pull(table, &[1]).unwrap();
         assert_eq!(outcome(&mut worker, pulled), Ok(vec![1]), "the new table's first pull");
@@ -136,7 +136,7 @@ fn come_and_go(worker: &mut Worker, draws: &mut Draws) -> u64 {
     let mut tables: VecDeque<(u64, Table)> = VecDeque::new();
     for _ in 0..25 {
         let of = 1 + draws.below(5);
-        match worker.create_table(&layout(of)) {
+        match worker.admin().create_table(&layout(of)) {
             Ok(table) => tables.push_back((of, table)),
             Err(Error::TableDropped { table }) => assert_eq!(table, format!("layout {of}")),
             Err(Error::Refused { reason, .. }) => {
@@ -179,7 +179,7 @@ fn come_and_go(worker: &mut Worker, draws: &mut Draws) -> u64 {
         }
         while tables.len() > draws.below(4) as usize {
             let (_, table) = tables.pop_front().unwrap();
-            match worker.drop_table(table) {
+            match worker.admin().drop_table(table) {
                 Ok(()) | Err(Error::UnknownTable { .. }) => {}
                 Err(error) => panic!("{error}"),
             }
@@ -210,8 +210,8 @@ fn a_request_never_reaches_another_table_of_its_number() {
             stale += node.join().unwrap_or_else(|stopped| panic!("{stopped}"));
         }
         let mut worker = connect(&network, 99, &addresses);
-        worker.drop_tables("").unwrap();
-        let table = worker.create_table(&layout(7)).unwrap();
+        worker.admin().drop_tables("").unwrap();
+        let table = worker.admin().create_table(&layout(7)).unwrap();
         let pulled = worker.pull(table, &[0]).unwrap();
         assert_eq!(outcome(&mut worker, pulled), Ok(vec![7; 2]));
         stop.store(true, Ordering::Relaxed);
@@ -261,7 +261,7 @@ fn thousand(worker: &mut Worker, together: u32) {
         let tables: Vec<Table> = (0..together)
             .map(|id| {
                 let spec = TableSpec::new(id, "many", ValueType::F64, 4 + round % 3);
-                let table = worker.create_table(&spec.filters(filters)).unwrap();
+                let table = worker.admin().create_table(&spec.filters(filters)).unwrap();
                 let values = vec![2.0; keys.len() * (4 + round as usize % 3)];
                 for _ in 0..3 {
                     let pushed = worker.push(table, &keys, &values).unwrap();
@@ -273,7 +273,7 @@ fn thousand(worker: &mut Worker, together: u32) {
             })
             .collect();
         for table in tables {
-            worker.drop_table(table).unwrap();
+            worker.admin().drop_table(table).unwrap();
         }
     }
 }
@@ -303,7 +303,7 @@ fn a_thousand_tables_leave_no_memory_behind() {
         let client = endpoint(Van::Tcp, &config(16, GIB));
         let mut worker = Worker::connect(client, &[address], TIMEOUT).unwrap();
         let watch = TableSpec::new(5000, "memory", ValueType::I64, 1).handle("left");
-        let watch = worker.create_table(&watch).unwrap();
+        let watch = worker.admin().create_table(&watch).unwrap();
         for together in [1, 500] {
             thousand(&mut worker, together); // warm: the most tables at a time
             let before = bytes_left(&mut worker, watch);

@@ -58,14 +58,14 @@ fn step(node: &mut WorkerNode) -> caravan_kv::Result<()> {
     let spec =
         TableSpec::new(1, "steps", ValueType::I64, 1).consistency(Model::Bsp, WORKERS as u32);
     let worker = &mut node.worker;
-    let table = worker.create_table(&spec)?;
-    worker.join(table)?;
+    let table = worker.admin().create_table(&spec)?;
+    worker.clocks(table).join()?;
     for _ in 0..2 {
         let pulled = worker.pull(table, &[1])?;
         worker.wait(pulled)?;
-        worker.push_last(table, &[1], &[1_i64])?;
+        worker.clocks(table).push_last(&[1], &[1_i64])?;
     }
-    let left = worker.leave(table)?;
+    let left = worker.clocks(table).leave()?;
     worker.wait(left).map(drop)
 }
 

@@ -145,7 +145,7 @@ fn work<V: Value>(
         let pushed: Vec<V> = values.iter().map(|value| of(*value)).collect();
         mirror.push(vector, &keys, &values);
         let pushed = match keys.len() as u64 {
-            LENGTH => vectors.push_runs(worker, vector, &Runs::range(0..LENGTH), &pushed),
+            LENGTH => vectors.push(worker, vector, &Runs::range(0..LENGTH), &pushed),
             _ => vectors.push(worker, vector, &keys, &pushed),
         };
         let pulled = vectors.pull(worker, vector, &keys).unwrap();
@@ -174,7 +174,7 @@ fn work<V: Value>(
         }
     }
     for number in 0..COUNT {
-        let found = vectors.pull_runs(worker, Vector(number), &Runs::range(0..LENGTH)).unwrap();
+        let found = vectors.pull(worker, Vector(number), &Runs::range(0..LENGTH)).unwrap();
         let found = worker.wait(found).unwrap();
         let expected: Vec<V> = mirror.of(Vector(number)).iter().map(|it| of(*it)).collect();
         assert_eq!(found.values::<V>(), expected, "seed {seed}: vector {number}");
@@ -221,7 +221,7 @@ fn a_dot_has_the_same_bits_on_any_servers() {
         let mut worker = servers.worker();
         let vectors = Vectors::create(&mut worker, &spec(ValueType::F64)).unwrap();
         for (vector, values) in [(x, &values[0]), (y, &values[1])] {
-            vectors.push_runs(&mut worker, vector, &Runs::range(0..LENGTH), values).unwrap();
+            vectors.push(&mut worker, vector, &Runs::range(0..LENGTH), values).unwrap();
         }
         assert_eq!(vectors.dot(&mut worker, x, y).unwrap(), sum.value(), "{count} servers");
         let norm = vectors.norm(&mut worker, x).unwrap();
@@ -266,7 +266,7 @@ fn what_is_wrong_is_refused_with_the_reason() {
 }
 
 fn addresses_of(worker: &mut Worker, table: Table) -> Vec<usize> {
-    worker.shards(table).unwrap().iter().map(|shard| shard.server).collect()
+    worker.info().shards(table).unwrap().iter().map(|shard| shard.server).collect()
 }
 
 /// One node moves shards and another writes checkpoints, while a worker computes.
@@ -282,15 +282,16 @@ fn steps_go_on_while_shards_move_and_are_saved() {
             let (addresses, spec, is_done) = (addresses.clone(), spec.clone(), is_done.clone());
             network.spawn("mover", move |network| {
                 let mut worker = connect(network, 200, &addresses);
-                let table = worker.create_table(&spec).unwrap();
+                let table = worker.admin().create_table(&spec).unwrap();
                 let mut draws = Draws(seed ^ 5);
                 let mut moves = 0;
                 while !is_done.load(Ordering::Relaxed) {
                     network.sleep(Duration::from_micros(draws.below(300)));
                     let shard = draws.below(6) as usize;
-                    let key = worker.shards(table).unwrap()[shard].range.begin();
+                    let key = worker.info().shards(table).unwrap()[shard].range.begin();
                     let before = addresses_of(&mut worker, table);
-                    let moved = worker.move_shard(table, key, draws.below(3) as usize).unwrap();
+                    let moved =
+                        worker.admin().move_shard(table, key, draws.below(3) as usize).unwrap();
                     worker.wait(moved).unwrap();
                     moves += u64::from(before != addresses_of(&mut worker, table));
                 }
@@ -343,8 +344,8 @@ fn steps_are_executed_once_when_a_server_dies() {
                     let lost = lost.load(Ordering::Relaxed);
                     Ok((0..3).filter(|server| lost & 1 << server != 0).collect())
                 };
-                worker.watch_servers(watch, Duration::from_micros(300));
-                worker.create_table(&spec).unwrap();
+                worker.admin().watch_servers(watch, Duration::from_micros(300));
+                worker.admin().create_table(&spec).unwrap();
                 has_begun.store(true, Ordering::Relaxed);
                 let course = Course { rounds: 60, seed, overlaps: false };
                 work(&mut worker, &spec, &mut Mirror::exact(), |it| it, course);

@@ -21,7 +21,7 @@ fn commands_reach_every_server_and_come_back_in_order() {
     let servers = Servers::start(vans()[0], 3, &config(4, GIB), &handles());
     let mut worker = servers.worker();
     let spec = TableSpec::new(1, "clocked", ValueType::I64, 1).handle("clocked");
-    let table = worker.create_table(&spec).unwrap();
+    let table = worker.admin().create_table(&spec).unwrap();
     let asked = worker.command(table, b"ping").unwrap();
     assert_eq!(worker.wait(asked).unwrap().replies, vec![b"0:ping".to_vec(); 3]);
     let asked = worker.command(table, &vec![b'x'; 100_000]).unwrap();
@@ -29,7 +29,8 @@ fn commands_reach_every_server_and_come_back_in_order() {
     let asked = worker.command(table, b"no").unwrap();
     let error = worker.wait(asked).unwrap_err();
     assert!(matches!(&error, Error::Refused { reason, .. } if reason == "it said no"), "{error}");
-    let plain = worker.create_table(&TableSpec::new(2, "plain", ValueType::I64, 1)).unwrap();
+    let plain =
+        worker.admin().create_table(&TableSpec::new(2, "plain", ValueType::I64, 1)).unwrap();
     let asked = worker.command(plain, b"ping").unwrap();
     assert!(worker.wait(asked).unwrap_err().to_string().contains("takes no commands"));
 }
@@ -39,7 +40,7 @@ fn callbacks_run_once_in_order_and_before_wait_returns() {
     let servers = Servers::start(Van::Tcp, 2, &config(64, GIB), &handles());
     let mut worker = servers.worker();
     let spec = TableSpec::new(1, "sums", ValueType::I64, 0);
-    let table = worker.create_table(&spec).unwrap();
+    let table = worker.admin().create_table(&spec).unwrap();
     let said = Rc::new(RefCell::new(Vec::new()));
     let mut last = None;
     for n in 0..50 {
@@ -80,7 +81,7 @@ fn waiting_twice_or_for_nothing() {
         worker.wait(Timestamp(12 << 20)),
         Err(Error::UnknownTimestamp { timestamp: 12 })
     ));
-    let table = worker.create_table(&TableSpec::new(1, "sums", ValueType::I64, 1)).unwrap();
+    let table = worker.admin().create_table(&TableSpec::new(1, "sums", ValueType::I64, 1)).unwrap();
     for never in [0, u64::MAX, 7, 1 << 40] {
         assert!(matches!(worker.wait(Timestamp(never)), Err(Error::UnknownTimestamp { .. })));
         assert!(worker.then(Timestamp(never), Box::new(|_| panic!("never"))).is_err());
@@ -108,7 +109,7 @@ fn parked_requests_are_released_in_order() {
         let servers = Servers::start(van, 1, &config(64, GIB), &handles());
         let mut worker = servers.worker();
         let spec = TableSpec::new(1, "clocked", ValueType::I64, 1).handle("clocked");
-        let table = worker.create_table(&spec).unwrap();
+        let table = worker.admin().create_table(&spec).unwrap();
         let pull = |worker: &mut Worker, clock, key| {
             worker.set_clock(clock);
             worker.pull(table, &[key]).unwrap()
@@ -174,7 +175,7 @@ fn requests_in_a_row_are_each_parked_refused_or_served() {
         let servers = Servers::start(van, 1, &config(64, GIB), &handles);
         let mut worker = servers.worker();
         let spec = TableSpec::new(1, "choosy", ValueType::I64, 1).handle("choosy");
-        let table = worker.create_table(&spec).unwrap();
+        let table = worker.admin().create_table(&spec).unwrap();
         let request = |worker: &mut Worker, key: u64| match make {
             0 => worker.push(table, &[key], &[1i64]).unwrap(),
             1 => worker.pull(table, &[key]).unwrap(),

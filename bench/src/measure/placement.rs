@@ -232,7 +232,7 @@ impl Bench {
         let bytes = (self.batches * self.large) as f64 * BANDWIDTH.bytes as f64;
         let gb = |tally: &Tally| bytes / 1e9 / tally.seconds.max(1e-9);
         let row = |(case, tally): (&Case, &Tally)| PlacementCost {
-            van: tally.worker.van(),
+            van: tally.worker.info().van(),
             server: case.name.to_owned(),
             worker_pu: self.worker.pu.0,
             server_pu: case.seat.map(|seat| seat.pu.0),

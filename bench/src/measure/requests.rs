@@ -132,7 +132,7 @@ impl<'a> Requests<'a> {
         let Copies { replicas, asynchronous } = self.copies;
         let spec = spec(id, keys, width, self.part)?;
         let spec = TableSpec { replicas, asynchronous, ..spec };
-        let table = self.worker.create_table(&spec)?;
+        let table = self.worker.admin().create_table(&spec)?;
         self.tables.insert((keys, width), (id, table));
         Ok(table)
     }
@@ -156,12 +156,12 @@ impl<'a> Requests<'a> {
             self.held = Held { source, number: *number };
         }
         let timestamp = match (self.shape.op, into) {
-            (Op::Push, _) if shares => worker.push_shared(table, keys, values),
-            (Op::Push, _) => worker.push(table, keys, floats(values)),
-            (Op::Pull, Some(into)) => worker.pull_into(table, keys, into),
-            (Op::Pull, None) | (Op::PullLent, _) => worker.pull(table, keys),
-            (Op::PushPull, Some(into)) => worker.push_pull_shared(table, keys, values, into),
-            (Op::PushPull, None) => worker.push_pull(table, keys, floats(values)),
+            (Op::Push, _) if shares => worker.push_shared(table, &**keys, values),
+            (Op::Push, _) => worker.push(table, &**keys, floats(values)),
+            (Op::Pull, Some(into)) => worker.pull_into(table, &**keys, into),
+            (Op::Pull, None) | (Op::PullLent, _) => worker.pull(table, &**keys),
+            (Op::PushPull, Some(into)) => worker.push_pull_shared(table, &**keys, values, into),
+            (Op::PushPull, None) => worker.push_pull(table, &**keys, floats(values)),
         };
         Ok(timestamp?)
     }
@@ -207,7 +207,7 @@ impl<'a> Requests<'a> {
 
     fn check_lent(&self, answer: &Answer) -> Result<()> {
         let is_lent = self.shape.op != Op::PullLent || !self.is_long() || answer.lent.is_some();
-        let van = || self.worker.van();
+        let van = || self.worker.info().van();
         ensure!(is_lent, "the {} van lends nothing of {} bytes here", van(), self.shape.bytes);
         Ok(())
     }
@@ -260,8 +260,9 @@ impl<'a> Requests<'a> {
 
 impl Subject for Requests<'_> {
     fn work(&mut self) -> Result<Work> {
-        let servers = self.worker.server_costs()?.into_iter().fold(Cost::default(), Add::add);
-        Ok(Work { worker: self.worker.cost(), servers })
+        let servers =
+            self.worker.admin().server_costs()?.into_iter().fold(Cost::default(), Add::add);
+        Ok(Work { worker: self.worker.info().cost(), servers })
     }
 
     fn prepare(&mut self, shape: Shape) -> Result<()> {
@@ -275,7 +276,7 @@ impl Subject for Requests<'_> {
         self.shape = shape;
         let table = self.table_of(shape.keys, width)?;
         if self.key_cache {
-            self.worker.cache_keys(table)?;
+            self.worker.filters(table).cache_keys()?;
         }
         self.table = Some(table);
         let first = self.part.map_or(0, first_key);
@@ -454,7 +455,8 @@ mod tests {
             }
             let width = shape.bytes / 4 / shape.keys;
             let id = requests.tables[&(shape.keys, width)].0;
-            let table = stranger.create_table(&spec(id, shape.keys, width, None).unwrap()).unwrap();
+            let table =
+                stranger.admin().create_table(&spec(id, shape.keys, width, None).unwrap()).unwrap();
             let last = [scattered(shape.keys as u64 - 1)];
             let timestamp = stranger.push(table, &last, &vec![-5.0f32; width]).unwrap();
             stranger.wait(timestamp).unwrap();

@@ -44,7 +44,7 @@ impl MeasuredRow {
 
 /// The ports that a worker's lanes go over, each once.
 fn ports(worker: &Worker) -> Vec<String> {
-    let ports = worker.ports().into_iter().flatten().map(str::to_owned);
+    let ports = worker.info().ports().into_iter().flatten().map(str::to_owned);
     ports.collect::<BTreeSet<_>>().into_iter().collect()
 }
 
@@ -61,20 +61,20 @@ impl Measure {
     pub(crate) const NAME: &str = "bench";
 
     fn measure(&mut self, node: &mut WorkerNode, task: &Task) -> Result<Measured> {
-        node.worker.open_lanes()?; // else a mixed cluster has no van to name
-        let van = node.worker.van();
+        node.worker.admin().open_connections()?; // else a mixed cluster has no van to name
+        let van = node.worker.info().van();
         let floor = match &mut self.floor {
             Some(floor) => floor,
             none => {
-                let server = node.worker.server_addresses().next();
+                let server = node.worker.info().addresses().next();
                 let server = server.context("a worker has a server")?;
-                let van = node.worker.vans()[0].context("the server's lane has broken")?;
+                let van = node.worker.info().vans()[0].context("the server's lane has broken")?;
                 let at = address_over(&server.address, van).to_owned();
                 let (floor, doubt) = floor::spawn(van, &node.config, &at)?;
                 self.doubt = doubt;
                 let floor = none.insert(floor);
                 if node.config.pin {
-                    place::pin(node.worker.servers(), &node.config);
+                    place::pin(node.worker.info().servers(), &node.config);
                 }
                 floor
             }

@@ -28,7 +28,7 @@ fn throw(node: &mut WorkerNode, input: Value) -> Result<Value, Box<dyn Error>> {
     let place = |dart: usize, step: f64| (dart as f64 * step).fract() * 2.0 - 1.0;
     let hits = own.filter(|&it| place(it, 0.41421).hypot(place(it, 0.73205)) < 1.0).count();
     // The table is the job's: what earlier stages have added is there.
-    let table = node.worker.create_table(&TableSpec::new(1, "hits", ValueType::I64, 1))?;
+    let table = node.worker.admin().create_table(&TableSpec::new(1, "hits", ValueType::I64, 1))?;
     let pushed = node.worker.push(table, &[0], &[hits as i64])?;
     node.worker.wait(pushed)?;
     node.barrier("thrown")?; // of the workers of this stage

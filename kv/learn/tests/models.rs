@@ -26,7 +26,7 @@ impl App for Trains {
     fn run(&mut self, node: &mut WorkerNode, input: Value) -> Result<Value, String> {
         let (part, _) = Part::of(node, input)?;
         let traffic = |node: &WorkerNode| {
-            let counters = node.worker.counters();
+            let counters = node.worker.info().counters();
             counters.messages_sent + counters.messages_received
         };
         let before = traffic(node);

@@ -56,7 +56,7 @@ struct Outlived<V> {
 fn shift(network: &Network, node: &NodeConfig, seed: u64, has_ended: &AtomicBool) -> usize {
     let cluster = Cluster::visit(node, "moves").unwrap();
     let mut client = cluster.client().unwrap();
-    client.set_namespace("");
+    client.admin().set_namespace("");
     let joining = node.clone();
     network.spawn(&format!("server {SERVERS}"), move |_| {
         join_server(&joining, 1, &Handles::default(), false).unwrap()
@@ -67,12 +67,12 @@ fn shift(network: &Network, node: &NodeConfig, seed: u64, has_ended: &AtomicBool
     while !has_ended.load(Ordering::Relaxed) {
         network.sleep(Duration::from_millis(3));
         client.sleep(Duration::ZERO).unwrap();
-        for spec in client.list_tables("").unwrap() {
-            let Ok(table) = client.create_table(&spec) else { continue };
-            let shards = client.shards(table).unwrap();
+        for spec in client.admin().list_tables("").unwrap() {
+            let Ok(table) = client.admin().create_table(&spec) else { continue };
+            let shards = client.info().shards(table).unwrap();
             let first = shards[draw(shards.len())].range.begin();
-            let to = draw(client.server_addresses().count());
-            let wish = client.move_shard(table, first, to).unwrap();
+            let to = draw(client.info().addresses().count());
+            let wish = client.admin().move_shard(table, first, to).unwrap();
             match client.wait(wish) {
                 Ok(_) => moved += 1,
                 Err(Error::Config(_) | Error::TableDropped { .. }) => {}

@@ -92,8 +92,8 @@ fn trainings_in_turn_and_at_once_find_their_own_optima() {
     });
     let mut client = own.client().unwrap();
     for namespace in ["", "b", "c"] {
-        client.set_namespace(namespace);
-        assert_eq!(client.drop_tables("").unwrap(), 0, "{namespace:?} left tables");
+        client.admin().set_namespace(namespace);
+        assert_eq!(client.admin().drop_tables("").unwrap(), 0, "{namespace:?} left tables");
     }
     drop(client);
     own.shutdown().unwrap();

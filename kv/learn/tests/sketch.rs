@@ -74,16 +74,16 @@ fn check(worker: &mut Worker, table: Table, exact: &BTreeMap<u64, u64>, cells: u
 fn sketches_are_never_under_and_within_their_bound(value: ValueType) {
     let cluster = cluster(2);
     let mut worker = cluster.client().unwrap();
-    let table = worker.create_table(&spec(1, value)).unwrap();
+    let table = worker.admin().create_table(&spec(1, value)).unwrap();
     let mut exact: BTreeMap<u64, u64> = BTreeMap::new();
-    let before = worker.counters().bytes_sent;
+    let before = worker.info().counters().bytes_sent;
     let mut inserts = Inserts::new(&worker, table, BATCH).unwrap();
     for key in keys() {
         inserts.add(&mut worker, key, 1).unwrap();
         *exact.entry(key).or_default() += 1;
     }
     inserts.finish(&mut worker).unwrap();
-    let bits = 8 * (worker.counters().bytes_sent - before) / inserts.pairs();
+    let bits = 8 * (worker.info().counters().bytes_sent - before) / inserts.pairs();
     println!("{bits} bits a pair, {} pairs", inserts.pairs());
     assert!(bits <= PAIR_BITS_MAX, "{bits} bits a pair");
     for cells in [CELLS, CELLS / 2] {
@@ -113,7 +113,8 @@ fn sketches_of_u64_are_never_under_and_within_their_bound() {
 fn merged_sketches_are_those_of_both_streams() {
     let cluster = cluster(2);
     let mut worker = cluster.client().unwrap();
-    let tables = [1, 2, 3].map(|id| worker.create_table(&spec(id, ValueType::U64)).unwrap());
+    let tables =
+        [1, 2, 3].map(|id| worker.admin().create_table(&spec(id, ValueType::U64)).unwrap());
     let [all, first, second] = tables;
     let mut exact: BTreeMap<u64, u64> = BTreeMap::new();
     let mut inserts = tables.map(|table| Inserts::new(&worker, table, BATCH).unwrap());
@@ -123,7 +124,7 @@ fn merged_sketches_are_those_of_both_streams() {
         *exact.entry(key).or_default() += 1 << 40;
     }
     inserts.iter_mut().for_each(|inserts| inserts.finish(&mut worker).unwrap());
-    assert_eq!(worker.rebalance(first, &[0]).unwrap().len(), 1);
+    assert_eq!(worker.admin().rebalance(first, &[0]).unwrap().len(), 1);
     sketch::merge(&mut worker, first, second).unwrap();
     let keys: Vec<u64> = (0..KEYS).collect();
     let merged = sketch::estimates(&mut worker, second, &keys).unwrap();
@@ -171,7 +172,7 @@ fn outlive(run: Dying) -> Outlived {
         let options = Options { cells: 5000, hashes: HASHES };
         let range = KeyRange::new(0, KEYS).unwrap();
         let spec = sketch::spec(1, "counts", ValueType::U64, range, options).replicas(1);
-        let table = worker.create_table(&spec).unwrap();
+        let table = worker.admin().create_table(&spec).unwrap();
         let began = network.now();
         if let Some(after) = dies {
             let dead = dead.clone();
@@ -234,7 +235,7 @@ fn a_checkpoint_comes_back_on_as_many_server_threads() {
         let cluster = cluster(servers);
         let mut worker = cluster.client().unwrap();
         if checkpoints.list().unwrap().is_empty() {
-            let table = worker.create_table(&spec).unwrap();
+            let table = worker.admin().create_table(&spec).unwrap();
             let mut inserts = Inserts::new(&worker, table, BATCH).unwrap();
             for count in &counts {
                 inserts.add(&mut worker, count * 397, *count).unwrap();
@@ -243,14 +244,14 @@ fn a_checkpoint_comes_back_on_as_many_server_threads() {
             checkpoints.create(&mut worker, std::slice::from_ref(&spec)).unwrap();
         } else if servers == 2 {
             checkpoints.restore(&mut worker, 1).unwrap();
-            let table = worker.create_table(&spec).unwrap();
+            let table = worker.admin().create_table(&spec).unwrap();
             let keys: Vec<u64> = counts.iter().map(|count| count * 397).collect();
             assert_eq!(sketch::estimates(&mut worker, table, &keys).unwrap(), counts);
         } else {
             let said = checkpoints.restore(&mut worker, 1).unwrap_err().to_string();
             let says = format!("came from 2 server threads, and would go to {servers} (restore");
             assert!(said.contains(&says), "{said}");
-            assert!(worker.list_tables("").unwrap().is_empty(), "nothing of it is there");
+            assert!(worker.admin().list_tables("").unwrap().is_empty(), "nothing of it is there");
         }
         drop(worker);
         cluster.shutdown().unwrap();

@@ -31,14 +31,14 @@ impl App for Works {
         let work = part.body["ms"].as_u64().unwrap_or(0);
         Network::here().unwrap().sleep(Duration::from_millis(work / workers + each * workers));
         if part.body["adds"] == true {
-            let table = node.worker.create_table(&table()).map_err(text)?;
+            let table = node.worker.admin().create_table(&table()).map_err(text)?;
             let pushed = node.worker.push(table, &KEYS, &[1.0_f32, 1.0]).map_err(text)?;
             node.worker.wait(pushed).map_err(text)?;
         }
         node.barrier("met").map_err(text)?;
         let mut seen: Vec<f32> = Vec::new();
         if part.body["reads"] == true {
-            let table = node.worker.create_table(&table()).map_err(text)?;
+            let table = node.worker.admin().create_table(&table()).map_err(text)?;
             let pulled = node.worker.pull(table, &KEYS).map_err(text)?;
             seen.extend(node.worker.wait(pulled).map_err(text)?.values::<f32>());
         }
@@ -243,14 +243,14 @@ fn a_stage_lays_out_the_tables_of_its_job() {
                 engine.submit(vec![adds(), moved.clone(), last].into_iter());
                 engine.run().unwrap().remove(0).unwrap();
                 let mut client = cluster.client().unwrap();
-                let table = client.create_table(&table()).unwrap();
+                let table = client.admin().create_table(&table()).unwrap();
                 let pulled = client.pull(table, &KEYS).unwrap();
                 assert_eq!(client.wait(pulled).unwrap().values::<f32>(), [6.0, 6.0]);
                 // By now the client has heard where the shards are.
                 let used: BTreeSet<usize> =
-                    client.shards(table).unwrap().iter().map(|shard| shard.server).collect();
+                    client.info().shards(table).unwrap().iter().map(|shard| shard.server).collect();
                 assert_eq!(used.into_iter().collect::<Vec<_>>(), servers);
-                client.drop_table(table).unwrap();
+                client.admin().drop_table(table).unwrap();
             }
         });
     });

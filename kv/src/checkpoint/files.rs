@@ -170,7 +170,7 @@ impl<D: Disk> Checkpoints<D> {
         before: Option<&Chain>,
     ) -> Result<u64> {
         let number = self.next_number()?;
-        let tables = specs.iter().map(|spec| worker.create_table(spec));
+        let tables = specs.iter().map(|spec| worker.admin().create_table(spec));
         let tables = tables.collect::<Result<Vec<_>>>()?;
         worker.cut(&tables, self.clock)?;
         let mut saved = Vec::new();
@@ -207,7 +207,7 @@ impl<D: Disk> Checkpoints<D> {
         table: Table,
         name: (u64, usize),
     ) -> Result<Vec<SavedShard>> {
-        let shards = worker.shards(table)?.len();
+        let shards = worker.info().shards(table)?.len();
         let mut writings: Vec<Writing> =
             (0..shards).map(|shard| Writing::new(name, shard)).collect();
         let mut asked = Vec::new();
@@ -240,7 +240,7 @@ impl<D: Disk> Checkpoints<D> {
         before: ChainRows,
     ) -> Result<Vec<SavedShard>> {
         let lasts: Vec<u64> =
-            worker.shards(table)?.iter().map(|shard| shard.range.last()).collect();
+            worker.info().shards(table)?.iter().map(|shard| shard.range.last()).collect();
         let mut comparison = Comparison::with(before);
         let mut saved = Vec::new();
         let mut asked = Some(worker.piece(table, 0)?);
@@ -355,7 +355,7 @@ impl<D: Disk> Checkpoints<D> {
         replicas: Option<u32>,
     ) -> Result<Manifest> {
         let chain = self.verified(number)?;
-        let there = worker.list_tables("")?;
+        let there = worker.admin().list_tables("")?;
         for SavedTable { spec, shards, .. } in &chain.newest().tables {
             let refused =
                 |why: &str| failed(&format!("table {} of checkpoint {number}", spec.name), why);
@@ -373,13 +373,14 @@ impl<D: Disk> Checkpoints<D> {
         let mut created = Vec::new();
         for SavedTable { spec, .. } in &chain.newest().tables {
             let copies = replicas.unwrap_or(spec.replicas);
-            let put = worker.create_table(&spec.clone().replicas(copies)).and_then(|table| {
-                created.push(table);
-                self.put_rows(worker, table, &chain, spec)
-            });
+            let put =
+                worker.admin().create_table(&spec.clone().replicas(copies)).and_then(|table| {
+                    created.push(table);
+                    self.put_rows(worker, table, &chain, spec)
+                });
             if let Err(error) = put {
                 // Of a part of the tables nobody has any use. The first error says why.
-                created.into_iter().for_each(|table| drop(worker.drop_table(table)));
+                created.into_iter().for_each(|table| drop(worker.admin().drop_table(table)));
                 return Err(error);
             }
         }

@@ -28,8 +28,8 @@
 //! Pulled values are state, and workers with different roundings of it would diverge, so answers
 //! are never lossy. A push to a table that replaces rows is state, too; a push to one that adds is
 //! a contribution to a sum. So lossy stages need rows of floating-point numbers that are added to
-//! ([`Filters::check`] has the rules). [`crate::Worker::set_lossless`] suspends them, and
-//! [`crate::Worker::flush`] sends what is still held back.
+//! ([`Filters::check`] has the rules). [`crate::TableFilters::set_lossless`] suspends them, and
+//! [`crate::TableFilters::flush`] sends what is still held back.
 //!
 //! Every stage counts a message's bytes (keys, numbers of values and values) before and after it
 //! ([`Traffic`]), at the encoding and the decoding end.

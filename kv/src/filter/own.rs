@@ -63,7 +63,7 @@ const FILTERS_MAX: usize = 8;
 /// }
 ///
 /// let filters = OwnFilters::default().with("trim", |_| Ok(Box::new(Trim)));
-/// # drop(filters); // servers: Handles::with_filters; workers: Worker::set_filters
+/// # drop(filters); // servers: Handles::with_filters; workers: Admin::set_filters
 /// ```
 pub trait Filter {
     /// Whether [`Filter::change`] changes values. Such a filter is for tables that add up

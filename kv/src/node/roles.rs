@@ -178,10 +178,10 @@ impl JobState {
                 apps.apps.keys()
             ));
         };
-        node.worker.set_namespace(&node.job);
+        node.worker.admin().set_namespace(&node.job);
         node.worker.set_clock(self.clock);
         let done = self.apps.entry(app).or_insert_with(|| make()).run(node, body);
-        self.clock = node.worker.clock();
+        self.clock = node.worker.info().clock();
         done
     }
 }
@@ -211,9 +211,9 @@ fn run_steps(
 
 /// Drops the tables of a job that has ended, if that is for this worker to do; all forget them.
 fn forget(node: &mut WorkerNode, job: &str, drops: bool) -> Result<(), Error> {
-    node.worker.set_namespace(job);
+    node.worker.admin().set_namespace(job);
     if drops {
-        node.worker.drop_tables("")?;
+        node.worker.admin().drop_tables("")?;
     }
     node.worker.forget_namespace();
     Ok(())
@@ -396,8 +396,8 @@ pub fn run_server(
 
 /// Joins a cluster that is complete, beside its servers, and serves until the job is over, or until
 /// it has left ([`Cluster::release_server`](crate::Cluster::release_server)). Tables are not placed
-/// on its threads; shards are moved there ([`Worker::move_shard`], [`Worker::rebalance`]). Its
-/// threads follow those of all other servers.
+/// on its threads; shards are moved there ([`Admin::move_shard`](crate::Admin::move_shard),
+/// [`Admin::rebalance`](crate::Admin::rebalance)). Its threads follow those of all other servers.
 ///
 /// # Errors
 /// As [`run_server`]; [`Error::NodeLost`] says why the scheduler refused it: the cluster is not

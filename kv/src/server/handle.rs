@@ -257,7 +257,7 @@ impl Handles {
     }
 
     /// Sets the filters that tables may name; workers have the same
-    /// ([`Worker::set_filters`](crate::Worker::set_filters)).
+    /// ([`Admin::set_filters`](crate::Admin::set_filters)).
     pub fn with_filters(mut self, filters: OwnFilters) -> Self {
         self.filters = filters;
         self

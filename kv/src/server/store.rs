@@ -25,7 +25,7 @@ const AHEAD: usize = 32;
 
 /// Rows of `width` values each.
 pub(crate) struct Rows<V, R: Rule<V>> {
-    keys: Keys,
+    keys: RowNumbers,
     chunks: Chunks<V, R::Hidden>,
     rule: R,
     start: Start<V>,
@@ -33,7 +33,7 @@ pub(crate) struct Rows<V, R: Rule<V>> {
     found: Found,
     /// Charged for the lists of chunks and of found rows.
     memory: Account,
-    /// Keys for which `memory` is charged for `found`.
+    /// RowNumbers for which `memory` is charged for `found`.
     found_max: usize,
 }
 
@@ -72,7 +72,7 @@ pub(super) fn make_room_to_find(
     clippy::large_enum_variant,
     reason = "a shard has one, and a box would be one more load for each look-up"
 )]
-enum Keys {
+enum RowNumbers {
     /// Row = key - begin.
     Dense(KeyRange),
     Sparse(Index),
@@ -88,8 +88,8 @@ impl<V: Number, R: Rule<V>> Rows<V, R> {
     ) -> Result<Self, Refused> {
         let [index, others] = accounts(spec, memory)?;
         let keys = match spec.store {
-            Store::Dense => Keys::Dense(range),
-            Store::Sparse => Keys::Sparse(Index::new(index)),
+            Store::Dense => RowNumbers::Dense(range),
+            Store::Sparse => RowNumbers::Sparse(Index::new(index)),
         };
         let mut store = Rows {
             keys,
@@ -100,7 +100,7 @@ impl<V: Number, R: Rule<V>> Rows<V, R> {
             memory: others,
             found_max: FOUND_MIN,
         };
-        if let Keys::Dense(range) = store.keys {
+        if let RowNumbers::Dense(range) = store.keys {
             let row_bytes = store.chunks.row_bytes() + store.hidden() * size_of::<R::Hidden>();
             let bytes = range.count() * row_bytes as u128;
             let bytes_max = DENSE_BYTES_MAX.min(memory.bytes_left() as u128);
@@ -186,14 +186,16 @@ impl<V: Number, R: Rule<V>> Rows<V, R> {
                     1
                 }),
             },
-            (Keys::Dense(range), [first, .., last]) if last - first == keys.len() as u64 - 1 => {
+            (RowNumbers::Dense(range), [first, .., last])
+                if last - first == keys.len() as u64 - 1 =>
+            {
                 found.enter_consecutive((first - range.begin()) as u32, keys.len(), shift);
             }
-            (Keys::Dense(range), _) => found.enter(keys.len(), shift, |rows| {
+            (RowNumbers::Dense(range), _) => found.enter(keys.len(), shift, |rows| {
                 rows.extend(keys.iter().map(|key| (key - range.begin()) as u32));
                 0
             }),
-            (Keys::Sparse(index), _) => {
+            (RowNumbers::Sparse(index), _) => {
                 found.enter(keys.len(), shift, |rows| index.find(keys, rows));
             }
         }
@@ -223,7 +225,7 @@ impl<V: Number, R: Rule<V>> Rows<V, R> {
         found.complete(self.chunks.shift(), |rows, missing| {
             let new = keys.iter().zip(&*rows).filter(|(_, row)| **row == NO_ROW);
             self.make_next_rows(missing, new.map(|(key, _)| *key), memory)?;
-            let Keys::Sparse(index) = &mut self.keys else { return Ok(()) };
+            let RowNumbers::Sparse(index) = &mut self.keys else { return Ok(()) };
             index.insert(keys, rows, missing).map_err(Refused::from)
         })
     }
@@ -236,7 +238,7 @@ impl<V: Number, R: Rule<V>> Rows<V, R> {
         keys: impl Iterator<Item = u64>,
         memory: &Pool,
     ) -> Result<(), Refused> {
-        let Keys::Sparse(index) = &self.keys else { return Ok(()) };
+        let RowNumbers::Sparse(index) = &self.keys else { return Ok(()) };
         let (rows, used) = index.next_rows(missing);
         let count = index.rows() + missing - used;
         if count >= NO_ROW as usize {
@@ -251,8 +253,8 @@ impl<V: Number, R: Rule<V>> Rows<V, R> {
     #[inline]
     fn row(&self, key: u64) -> Option<u32> {
         match &self.keys {
-            Keys::Dense(range) => Some((key - range.begin()) as u32),
-            Keys::Sparse(index) => index.row(key),
+            RowNumbers::Dense(range) => Some((key - range.begin()) as u32),
+            RowNumbers::Sparse(index) => index.row(key),
         }
     }
 
@@ -269,7 +271,7 @@ impl<V: Number, R: Rule<V>> Rows<V, R> {
     fn insert(&mut self, key: u64, memory: &Pool) -> Result<u32, Refused> {
         self.make_next_rows(1, once(key), memory)?;
         let mut row = [NO_ROW];
-        if let Keys::Sparse(index) = &mut self.keys {
+        if let RowNumbers::Sparse(index) = &mut self.keys {
             index.insert(&[key], &mut row, 1)?;
         }
         Ok(row[0])
@@ -480,11 +482,11 @@ impl<V: Number, R: Rule<V>> Shard for Rows<V, R> {
     ) -> Result<Option<u64>, Refused> {
         let hidden = self.hidden();
         let mut rows: Box<dyn Iterator<Item = (u64, u32)>> = match &self.keys {
-            Keys::Dense(range) => {
+            RowNumbers::Dense(range) => {
                 let begin = range.begin();
                 Box::new((from..=range.last()).map(move |key| (key, (key - begin) as u32)))
             }
-            Keys::Sparse(index) => Box::new(index.from(from)),
+            RowNumbers::Sparse(index) => Box::new(index.from(from)),
         };
         for (key, row) in &mut rows {
             extract.keys.push(key);
@@ -551,15 +553,15 @@ impl<V: Number, R: Rule<V>> Shard for Rows<V, R> {
 
     fn remove(&mut self, keys: &[u64]) -> Result<(), Refused> {
         match &mut self.keys {
-            Keys::Dense(_) => {
+            RowNumbers::Dense(_) => {
                 Err(Refusal::Unsupported.because("a dense table has all of its rows"))
             }
-            Keys::Sparse(index) => index.remove(keys, |_| {}).map_err(Refused::from),
+            RowNumbers::Sparse(index) => index.remove(keys, |_| {}).map_err(Refused::from),
         }
     }
 
     fn footprint(&self, rows: usize, _values: usize) -> Option<usize> {
-        let Keys::Sparse(_) = &self.keys else { return None };
+        let RowNumbers::Sparse(_) = &self.keys else { return None };
         let others = FOUND_MIN * FOUND_BYTES + Index::footprint(rows);
         Some(self.chunks.footprint(rows, self.hidden()) + others)
     }

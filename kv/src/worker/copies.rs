@@ -5,7 +5,6 @@
 use std::collections::BTreeMap;
 
 use caravan_van::KeyRange;
-use serde::de::DeserializeOwned;
 
 use super::Worker;
 use crate::error::{Error, Result};
@@ -30,70 +29,56 @@ pub struct TableCopies {
     pub lost: Vec<KeyRange>,
 }
 
-impl Worker {
-    /// How far the copies of all shards are that have some, when all server threads know what this
-    /// worker knows of who is lost and who leaves.
-    ///
-    /// # Errors
-    /// [`Error::ServerLost`]; as [`Worker::wait`].
-    pub fn copies(&mut self) -> Result<Copies> {
-        let each: Vec<Copies> = self.ask_all(Op::Copies)?;
-        Ok(each.into_iter().fold(Copies::default(), |sum, copies| Copies {
-            lost: sum.lost.max(copies.lost),
-            missing: sum.missing + copies.missing,
-            coming: sum.coming + copies.coming,
-        }))
-    }
+/// How far the copies of all shards are that have some, when all server threads know what this
+/// worker knows of who is lost and who leaves.
+///
+/// # Errors
+/// [`Error::ServerLost`]; as [`Worker::wait`].
+pub(super) fn of_all(worker: &mut Worker) -> Result<Copies> {
+    let each: Vec<Copies> = worker.ask_all(Op::Copies)?;
+    Ok(each.into_iter().fold(Copies::default(), |sum, copies| Copies {
+        lost: sum.lost.max(copies.lost),
+        missing: sum.missing + copies.missing,
+        coming: sum.coming + copies.coming,
+    }))
+}
 
-    /// How the copies of each table of a namespace are, and of those within it. The empty namespace
-    /// has all tables within it. Where no founder is left that knows all of them, they are those of
-    /// which a server has something.
-    ///
-    /// # Errors
-    /// As [`Worker::copies`].
-    pub fn copies_of_tables(&mut self, namespace: &str) -> Result<Vec<TableCopies>> {
-        let namespace = within(&self.namespace, namespace);
-        let mut tables: BTreeMap<u32, Served> = match self.tables_within(&namespace) {
-            Ok(tables) => tables.into_iter().map(|(at, it)| (at, Served::none_of(it))).collect(),
-            Err(Error::NodeLost { .. }) => BTreeMap::new(),
-            Err(error) => return Err(error),
-        };
-        for _ in 0..LOOKS {
-            // Copies are as they are now; keys are served if they are at any look.
-            tables.values_mut().for_each(|of| (of.missing, of.coming) = (0, 0));
-            let each: Vec<BTreeMap<u32, Served>> = self.ask_all(Op::Served)?;
-            let is_meant = |of: &Served| namespace.is_empty() || of.table.is_within(&namespace);
-            for (number, here) in each.into_iter().flatten().filter(|(_, of)| is_meant(of)) {
-                let none = || Served::none_of(here.table);
-                let sum = tables.entry(number).or_insert_with(none);
-                sum.keys.extend(here.keys);
-                sum.missing += here.missing;
-                sum.coming += here.coming;
-            }
-            tables.values_mut().for_each(|of| of.keys.sort_unstable());
-            let is_whole = |of: &Served| Ok(unserved(of.table.range()?, &of.keys).is_empty());
-            let whole: Result<Vec<bool>> = tables.values().map(is_whole).collect();
-            if whole?.iter().all(|is_whole| *is_whole) {
-                break;
-            }
+/// How the copies of each table of a namespace are, and of those within it. The empty namespace
+/// has all tables within it. Where no founder is left that knows all of them, they are those of
+/// which a server has something.
+///
+/// # Errors
+/// As [`of_all`].
+pub(super) fn of_tables(worker: &mut Worker, namespace: &str) -> Result<Vec<TableCopies>> {
+    let namespace = within(&worker.namespace, namespace);
+    let mut tables: BTreeMap<u32, Served> = match worker.tables_within(&namespace) {
+        Ok(tables) => tables.into_iter().map(|(at, it)| (at, Served::none_of(it))).collect(),
+        Err(Error::NodeLost { .. }) => BTreeMap::new(),
+        Err(error) => return Err(error),
+    };
+    for _ in 0..LOOKS {
+        // Copies are as they are now; keys are served if they are at any look.
+        tables.values_mut().for_each(|of| (of.missing, of.coming) = (0, 0));
+        let each: Vec<BTreeMap<u32, Served>> = worker.ask_all(Op::Served)?;
+        let is_meant = |of: &Served| namespace.is_empty() || of.table.is_within(&namespace);
+        for (number, here) in each.into_iter().flatten().filter(|(_, of)| is_meant(of)) {
+            let none = || Served::none_of(here.table);
+            let sum = tables.entry(number).or_insert_with(none);
+            sum.keys.extend(here.keys);
+            sum.missing += here.missing;
+            sum.coming += here.coming;
         }
-        let copies = tables.into_values().map(|Served { table, keys, missing, coming, .. }| {
-            Ok(TableCopies { lost: unserved(table.range()?, &keys), table, missing, coming })
-        });
-        copies.collect()
+        tables.values_mut().for_each(|of| of.keys.sort_unstable());
+        let is_whole = |of: &Served| Ok(unserved(of.table.range()?, &of.keys).is_empty());
+        let whole: Result<Vec<bool>> = tables.values().map(is_whole).collect();
+        if whole?.iter().all(|is_whole| *is_whole) {
+            break;
+        }
     }
-
-    /// Asks all server threads that live, when they know what this worker knows of the others.
-    pub(super) fn ask_all<T: DeserializeOwned>(&mut self, op: Op) -> Result<Vec<T>> {
-        self.ask_survivors(|worker| {
-            worker.tell_view()?;
-            let living = worker.living();
-            let asked = worker.tell(&living, op, 0, &[])?;
-            let replies = worker.wait(asked)?.replies;
-            let answers = living.into_iter().zip(&replies);
-            answers.map(|(server, reply)| worker.read_reply(server, op, reply)).collect()
-        })
-    }
+    let copies = tables.into_values().map(|Served { table, keys, missing, coming, .. }| {
+        Ok(TableCopies { lost: unserved(table.range()?, &keys), table, missing, coming })
+    });
+    copies.collect()
 }
 
 /// The keys of a table that nobody serves. What is served is in ascending order.

@@ -63,12 +63,6 @@ impl Server {
 }
 
 impl Worker {
-    /// Number of server threads to which this worker has a lane. It opens one when a request first
-    /// goes there.
-    pub fn lanes(&self) -> usize {
-        self.servers.iter().filter(|server| server.peer != NOBODY).count()
-    }
-
     /// Opens the lane to a server, unless there is or was one. The server is lost if that fails.
     pub(super) fn open_lane(&mut self, server: usize) {
         if self.servers[server].is_unused()
@@ -114,17 +108,6 @@ impl Worker {
         waits
     }
 
-    /// Opens the lanes that no request has opened, and waits until all are up. Nothing needs this
-    /// but who wants to know which vans carry them.
-    ///
-    /// # Errors
-    /// As [`Worker::reconnect`].
-    pub fn open_lanes(&mut self) -> Result<()> {
-        let unused: Vec<usize> =
-            self.living().into_iter().filter(|at| self.servers[*at].is_unused()).collect();
-        self.connect_all(&unused, self.waits.opening_max)
-    }
-
     /// Connects to these servers, and waits until they have answered.
     pub(super) fn connect_all(&mut self, servers: &[usize], timeout: Duration) -> Result<()> {
         for &server in servers {
@@ -134,22 +117,6 @@ impl Worker {
             })?;
         }
         self.wait_until_connected(timeout)
-    }
-
-    /// Connects again to all servers whose lanes have broken, and returns their number. Requests
-    /// that were outstanding on those lanes have ended with [`Error::ServerLost`].
-    ///
-    /// In tables with a consistency model the servers count a worker without lanes as gone:
-    /// [`Worker::rejoin`] them.
-    ///
-    /// # Errors
-    /// [`Error::ServerLost`] and [`Error::Timeout`] name a server that cannot be reached. The
-    /// caller may try again.
-    pub fn reconnect(&mut self, timeout: Duration) -> Result<usize> {
-        let broken: Vec<usize> =
-            self.living().into_iter().filter(|at| self.servers[*at].lost.is_some()).collect();
-        self.connect_all(&broken, timeout)?;
-        Ok(broken.len())
     }
 
     fn wait_until_connected(&mut self, timeout: Duration) -> Result<()> {

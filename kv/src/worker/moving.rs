@@ -17,11 +17,10 @@ use std::collections::{BTreeSet, VecDeque};
 use caravan_van::wire::{Coding, Kind};
 use caravan_van::{Draft, KeyRange, Message, Values};
 
-use super::chains::ChainMove;
+use super::Worker;
 use super::lanes::{NOBODY, Server};
 use super::table::TableState;
 use super::waiting::{Awaited, Silence};
-use super::{Table, Worker};
 use crate::error::Result;
 use crate::map::Placed;
 use crate::op::Op;
@@ -89,86 +88,6 @@ impl Moves {
 }
 
 impl Worker {
-    /// Moves the shard that has `key` of a table to server thread `server`, in the order of
-    /// [`Worker::connect`], while requests to it go on. The answer comes once it is there, and is
-    /// empty. A shard with copies moves with all of them, as far as they have to, and is there when
-    /// this function returns; the others of its chain are those behind that thread.
-    ///
-    /// # Errors
-    /// [`Error::UnknownTable`](crate::Error::UnknownTable);
-    /// [`Error::KeyOutsideTable`](crate::Error::KeyOutsideTable). [`Worker::wait`] returns
-    /// [`Error::Refused`](crate::Error::Refused) if the shard cannot be moved, or the server is not
-    /// there; it stays where it is then.
-    pub fn move_shard(&mut self, table: Table, key: u64, server: usize) -> Result<Timestamp> {
-        let known = self.known(table)?;
-        crate::slicer::check(&[key], known.range, &known.spec.name)?;
-        let shard = known.map.find(key).unwrap_or_default();
-        if known.spec.replicas > 0 {
-            let moved = self.tracker.begin(Op::Move)?;
-            let outcome = ChainMove::of(self, table).and_then(|it| it.one(shard, server));
-            self.seal(moved, outcome.map(|()| None));
-            return Ok(moved);
-        }
-        let address = self.servers.get(server).map_or("", |server| &server.at.address);
-        let body = serde_json::to_vec(&Destination { server, address: address.to_owned() })?;
-        self.request_shards(Op::Move, table, shard..shard + 1, self.clock, &body)
-    }
-
-    /// Moves shards of a table so that the server threads have keys as evenly as whole shards
-    /// allow, and those of `drained` none; returns the shards that have moved, as they were before.
-    /// Server threads that count as lost get none.
-    ///
-    /// # Errors
-    /// [`Error::Config`](crate::Error::Config) if all server threads that are not lost are to be
-    /// drained, or one that does not exist. As [`Worker::move_shard`] for the first shard that
-    /// cannot be moved; those before it have moved.
-    pub fn rebalance(&mut self, table: Table, drained: &[usize]) -> Result<Vec<Placed>> {
-        self.check_lost_nodes()?;
-        if self.known(table)?.spec.replicas > 0 {
-            let heads = self.balanced(table, drained)?;
-            let shards = self.known(table)?.map.shards();
-            let moved = heads.iter().map(|(shard, _)| shards[*shard]).collect();
-            ChainMove::of(self, table)?.all(heads, drained)?;
-            return Ok(moved);
-        }
-        self.follow_shards(table)?;
-        let moves = self.balanced(table, drained)?;
-        self.move_all(table, moves)
-    }
-
-    /// Moves the shards of a table away from these server threads, and no others; as
-    /// [`Worker::rebalance`].
-    pub(crate) fn drain_threads(&mut self, table: Table, drained: &[usize]) -> Result<Vec<Placed>> {
-        self.follow_shards(table)?;
-        let mut moves = self.balanced(table, drained)?;
-        let shards = self.known(table)?.map.shards();
-        moves.retain(|(shard, _)| drained.contains(&shards[*shard].server));
-        self.move_all(table, moves)
-    }
-
-    /// The moves that spread a table's shards over the server threads but for `drained` and those
-    /// that have left.
-    fn balanced(&self, table: Table, drained: &[usize]) -> Result<Vec<(usize, usize)>> {
-        let left = self.recovery.view.departed().map(|it| it.thread);
-        let without: Vec<usize> = drained.iter().copied().chain(left).collect();
-        let (shards, lost) = (self.known(table)?.map.shards(), &self.recovery.view.lost);
-        crate::map::balance(shards, self.servers.len(), &without, lost)
-    }
-
-    /// Makes these moves one after the other; returns the shards as they were before.
-    fn move_all(&mut self, table: Table, moves: Vec<(usize, usize)>) -> Result<Vec<Placed>> {
-        let mut moved = Vec::new();
-        for (shard, server) in moves {
-            let placed = self.known(table)?.map.shards()[shard];
-            let wish = self.move_shard(table, placed.range.begin(), server)?;
-            self.wait(wish)?;
-            moved.push(placed);
-        }
-        // Marks leave, for which a shard waits that comes back; the caller may do nothing for long.
-        self.poll()?;
-        Ok(moved)
-    }
-
     /// Takes back a request whose shard has moved. A malformed answer is the error of the request.
     #[cold]
     pub(super) fn take_back(&mut self, server: usize, message: Message) {

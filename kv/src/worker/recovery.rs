@@ -6,7 +6,7 @@
 //! ones behind them; the servers know repeats by their timestamps (`server/tables/chain.rs`).
 //! Before anything else a server hears which others are lost or have left.
 //!
-//! The scheduler of a cluster says who is lost, without one [`Worker::watch_servers`]. The worker
+//! The scheduler of a cluster says who is lost, without one [`Admin::watch_servers`]. The worker
 //! asks while it waits.
 //!
 //! Path: **worker** > slicer > filter > message > codec > endpoint > transport.
@@ -19,7 +19,7 @@ use caravan_van::{Draft, Values};
 
 use super::kept::{Kept, KeptRequests};
 use super::lanes::{NOBODY, Server};
-use super::waiting::{Awaited, News, Silence};
+use super::waiting::{Awaited, Silence};
 use super::{Table, Worker};
 use crate::error::Result;
 use crate::map::Placed;
@@ -161,22 +161,6 @@ impl Recovery {
 }
 
 impl Worker {
-    /// Asks `watch` about every `backoff` while this worker waits; it says which server threads are
-    /// lost so far, and ends the wait by an error. For workers of a cluster the scheduler says it.
-    ///
-    /// Whoever has the next copy serves the shards of a lost thread. All workers have to give up
-    /// the same ones, and none ever comes back.
-    /// Every worker needs a watch before it creates tables: all threads then hear of all tables.
-    pub fn watch_servers(
-        &mut self,
-        watch: impl FnMut() -> Result<Vec<usize>> + 'static,
-        backoff: Duration,
-    ) {
-        let mut watch = watch;
-        let news = move || Ok(News { lost: watch()?, ..News::default() });
-        self.waits.watch_by(Box::new(news), backoff);
-    }
-
     /// Records that a server thread is lost for good.
     pub(super) fn lose_server(&mut self, server: usize) {
         if server >= self.servers.len() || !self.recovery.view.lost.insert(server) {

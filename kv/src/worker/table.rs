@@ -7,12 +7,11 @@ use super::lanes::{NOBODY, Server};
 use super::{Moves, Recovery, Worker};
 use crate::consistency::Model;
 use crate::error::{Error, Result};
-use crate::filter::{AtWorker, KeyCacheCounters, Own, OwnFilters, Sent, Traffic};
+use crate::filter::{AtWorker, Own};
 use crate::map::{Map, Placed};
 use crate::membership::Membership;
 use crate::op::Op;
-use crate::table::{TableSpec, ValueType};
-use crate::tracker::Timestamp;
+use crate::table::TableSpec;
 
 /// A table as this worker knows it: its place among the worker's tables and its number. Cheap to
 /// copy.
@@ -148,119 +147,13 @@ impl TableState {
     }
 
     /// The table's filters, created if there are none.
-    fn filters(&mut self, node: u32) -> &mut AtWorker {
+    pub(super) fn filters(&mut self, node: u32) -> &mut AtWorker {
         let make = || Box::new(AtWorker::new(&self.spec, Own::default(), node));
         self.filters.get_or_insert_with(make)
     }
 }
 
 impl Worker {
-    /// Sets the filters that tables may name; servers have the same
-    /// ([`Handles::with_filters`](crate::Handles::with_filters)).
-    pub fn set_filters(&mut self, filters: OwnFilters) {
-        self.own_filters = filters;
-    }
-
-    /// The shards of a table and their owners, as far as this worker knows.
-    ///
-    /// # Errors
-    /// [`Error::UnknownTable`].
-    pub fn shards(&self, table: Table) -> Result<&[Placed]> {
-        Ok(self.known(table)?.map.shards())
-    }
-
-    /// Delta-codes the keys of this table's requests, and compresses sections that Snappy makes
-    /// smaller.
-    ///
-    /// # Errors
-    /// [`Error::UnknownTable`].
-    pub fn compact(&mut self, table: Table) -> Result<()> {
-        self.known(table)?;
-        self.tables[table.0 as usize].coding = Coding::compact();
-        Ok(())
-    }
-
-    /// Sends each list of keys of this table once. Later requests with the same keys carry its
-    /// signature, by which the servers find the list.
-    ///
-    /// This pays for lists that are used again. `kv/src/filter/key_cache.rs` describes the protocol
-    /// and the probability of a collision.
-    ///
-    /// # Errors
-    /// [`Error::UnknownTable`].
-    pub fn cache_keys(&mut self, table: Table) -> Result<()> {
-        self.known(table)?;
-        let node = self.endpoint.lanes.node();
-        self.tables[table.0 as usize].filters(node).sent.get_or_insert_with(Sent::new);
-        Ok(())
-    }
-
-    /// Suspends a table's lossy filters, or resumes them. While they are suspended, values are
-    /// pushed exactly, together with what was held back for their keys.
-    ///
-    /// # Errors
-    /// [`Error::UnknownTable`].
-    pub fn set_lossless(&mut self, table: Table, lossless: bool) -> Result<()> {
-        self.known(table)?;
-        if let Some(filters) = &mut self.tables[table.0 as usize].filters {
-            filters.set_lossless(lossless);
-        }
-        Ok(())
-    }
-
-    /// Pushes, exactly, everything that the filter `significant` has held back; returns `None` if
-    /// there is nothing.
-    ///
-    /// # Errors
-    /// As [`Worker::push`].
-    pub fn flush(&mut self, table: Table) -> Result<Option<Timestamp>> {
-        self.known(table)?;
-        let TableState { spec, filters: Some(filters), .. } = &mut self.tables[table.0 as usize]
-        else {
-            return Ok(None);
-        };
-        let (keys, values) = filters.drain();
-        if keys.is_empty() {
-            return Ok(None);
-        }
-        let is_lossless = filters.set_lossless(true);
-        let pushed = match spec.value {
-            ValueType::F32 => {
-                let values: Vec<f32> = values.into_iter().map(|value| value as f32).collect();
-                self.push(table, &keys, &values)
-            }
-            _ => self.push(table, &keys, &values),
-        };
-        self.set_lossless(table, is_lossless)?;
-        pushed.map(Some)
-    }
-
-    /// The traffic counters of a table's filters.
-    ///
-    /// # Errors
-    /// [`Error::UnknownTable`].
-    pub fn traffic(&self, table: Table) -> Result<Traffic> {
-        let filters = self.known(table)?.filters.as_ref();
-        Ok(filters.map_or_else(Traffic::default, |filters| filters.traffic()))
-    }
-
-    /// The counters of this table's key cache; all zero unless [`Worker::cache_keys`] was called.
-    ///
-    /// # Errors
-    /// [`Error::UnknownTable`].
-    pub fn key_cache(&self, table: Table) -> Result<KeyCacheCounters> {
-        let sent = self.known(table)?.filters.as_ref().and_then(|filters| filters.sent.as_ref());
-        Ok(sent.map_or_else(Default::default, |sent| sent.counters))
-    }
-
-    /// The specification of a table.
-    ///
-    /// # Errors
-    /// [`Error::UnknownTable`].
-    pub fn spec(&self, table: Table) -> Result<&TableSpec> {
-        self.known(table).map(|known| &known.spec)
-    }
-
     pub(super) fn known(&self, table: Table) -> Result<&TableState> {
         let known = self.tables.get(table.0 as usize).filter(|it| it.is(table));
         known.ok_or_else(|| unknown(table))

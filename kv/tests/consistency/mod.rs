@@ -143,8 +143,8 @@ fn counts(seed: u64, model: Model, bound: u64, exact: bool) -> Histories {
     let workers = 2 + seed % 4;
     let iterations = 8u64;
     run(seed, workers, move |network, worker, rank, draws| {
-        let table = worker.create_table(&counters(1, model, workers)).unwrap();
-        assert_eq!(worker.join(table).unwrap(), 1);
+        let table = worker.admin().create_table(&counters(1, model, workers)).unwrap();
+        assert_eq!(worker.clocks(table).join().unwrap(), 1);
         let mut ranks: Vec<u64> = (0..workers).collect();
         ranks.sort_unstable_by_key(|rank| key(*rank));
         for clock in 1..=iterations {
@@ -160,13 +160,13 @@ fn counts(seed: u64, model: Model, bound: u64, exact: bool) -> Histories {
                 );
             }
             if draws.below(2) == 0 {
-                worker.push_last(table, &[key(rank)], &[1i64]).unwrap();
+                worker.clocks(table).push_last(&[key(rank)], &[1i64]).unwrap();
             } else {
                 worker.push(table, &[key(rank)], &[1i64]).unwrap();
-                worker.advance(table).unwrap();
+                worker.clocks(table).advance().unwrap();
             }
         }
-        let left = worker.leave(table).unwrap();
+        let left = worker.clocks(table).leave().unwrap();
         worker.wait(left).unwrap();
     })
 }
@@ -202,15 +202,17 @@ fn bsp_sees_all_and_no_more() {
 fn a_bound_is_changed_while_workers_run() {
     for_each_seed(15, |seed| {
         run(seed, 2, move |network, worker, rank, _| {
-            let table =
-                worker.create_table(&counters(1, Model::BoundedDelay { delay: 0 }, 2)).unwrap();
-            worker.join(table).unwrap();
+            let table = worker
+                .admin()
+                .create_table(&counters(1, Model::BoundedDelay { delay: 0 }, 2))
+                .unwrap();
+            worker.clocks(table).join().unwrap();
             if rank == 1 {
                 // Stays in iteration 1, and lets the other go on.
                 network.sleep(Duration::from_millis(5));
-                worker.set_bound(table, 3).unwrap();
+                worker.clocks(table).set_bound(3).unwrap();
                 network.sleep(Duration::from_millis(5));
-                let left = worker.leave(table).unwrap();
+                let left = worker.clocks(table).leave().unwrap();
                 worker.wait(left).unwrap();
                 return;
             }
@@ -225,7 +227,7 @@ fn a_bound_is_changed_while_workers_run() {
                     clock < 5 || now > Duration::from_millis(10),
                     "iteration {clock} at {now:?}"
                 );
-                worker.push_last(table, &[0], &[1i64]).unwrap();
+                worker.clocks(table).push_last(&[0], &[1i64]).unwrap();
             }
         });
     });
@@ -236,11 +238,13 @@ fn a_bound_is_changed_while_workers_run() {
 fn tables_of_one_worker_have_clocks_of_their_own() {
     for_each_seed(15, |seed| {
         run(seed, 3, move |network, worker, rank, draws| {
-            let tight = worker.create_table(&counters(1, Model::Bsp, 3)).unwrap();
-            let loose = worker.create_table(&counters(2, Model::Ssp { staleness: 2 }, 3)).unwrap();
-            let free = worker.create_table(&TableSpec::new(3, "free", ValueType::I64, 1)).unwrap();
-            worker.join(tight).unwrap();
-            worker.join(loose).unwrap();
+            let tight = worker.admin().create_table(&counters(1, Model::Bsp, 3)).unwrap();
+            let loose =
+                worker.admin().create_table(&counters(2, Model::Ssp { staleness: 2 }, 3)).unwrap();
+            let free =
+                worker.admin().create_table(&TableSpec::new(3, "free", ValueType::I64, 1)).unwrap();
+            worker.clocks(tight).join().unwrap();
+            worker.clocks(loose).join().unwrap();
             for clock in 1..=4u64 {
                 for inner in 1..=3u64 {
                     let iteration = 3 * (clock - 1) + inner;
@@ -248,14 +252,17 @@ fn tables_of_one_worker_have_clocks_of_their_own() {
                     let least = (iteration - 1).saturating_sub(2) as i64;
                     assert!(seen.iter().all(|count| *count >= least), "{seen:?}");
                     network.sleep(Duration::from_micros(draws.below(200)));
-                    worker.push_last(loose, &[key(rank)], &[1i64]).unwrap();
+                    worker.clocks(loose).push_last(&[key(rank)], &[1i64]).unwrap();
                 }
                 assert_eq!(pull(worker, tight, &keys(3)), [clock as i64 - 1; 3]);
-                worker.push_last(tight, &[key(rank)], &[1i64]).unwrap();
+                worker.clocks(tight).push_last(&[key(rank)], &[1i64]).unwrap();
                 let pushed = worker.push(free, &[key(rank)], &[1i64]).unwrap();
                 worker.wait(pushed).unwrap();
                 assert_eq!(
-                    (worker.iteration(tight).unwrap(), worker.iteration(free).unwrap()),
+                    (
+                        worker.clocks(tight).iteration().unwrap(),
+                        worker.clocks(free).iteration().unwrap()
+                    ),
                     (clock + 1, 0)
                 );
             }
@@ -292,8 +299,8 @@ fn one_dies(seeds: u64) {
                     let mut draws = Draws(seed << 8 | rank);
                     let mut worker = connect(network, 100 + rank as u32, &addresses);
                     let worker = &mut worker;
-                    let table = worker.create_table(&counters(1, model, 4)).unwrap();
-                    worker.join(table).unwrap();
+                    let table = worker.admin().create_table(&counters(1, model, 4)).unwrap();
+                    worker.clocks(table).join().unwrap();
                     joined.fetch_add(1, Ordering::Relaxed);
                     while joined.load(Ordering::Relaxed) < 4 {
                         network.sleep(Duration::from_micros(20));
@@ -301,9 +308,9 @@ fn one_dies(seeds: u64) {
                     for _ in 0..8 {
                         pull(worker, table, &keys(4));
                         network.sleep(Duration::from_micros(100 + draws.below(200)));
-                        worker.push_last(table, &[key(rank)], &[1i64]).unwrap();
+                        worker.clocks(table).push_last(&[key(rank)], &[1i64]).unwrap();
                     }
-                    let left = worker.leave(table).unwrap();
+                    let left = worker.clocks(table).leave().unwrap();
                     worker.wait(left).unwrap();
                 })
             })
@@ -334,35 +341,35 @@ fn a_late_worker_begins_where_the_slowest_is() {
         let is_joined = Arc::new(AtomicBool::new(false));
         run(seed, 3, move |network, worker, rank, _| {
             let model = Model::Ssp { staleness: 0 };
-            let table = worker.create_table(&counters(1, model, 2)).unwrap();
+            let table = worker.admin().create_table(&counters(1, model, 2)).unwrap();
             if rank == 2 {
-                assert!(matches!(worker.advance(table), Err(Error::Config(_))));
+                assert!(matches!(worker.clocks(table).advance(), Err(Error::Config(_))));
                 // An observer's pulls wait for nobody.
                 while pull(worker, table, &[key(0)])[0] < 3 {
                     network.sleep(Duration::from_micros(100));
                 }
-                let first = worker.join(table).unwrap();
+                let first = worker.clocks(table).join().unwrap();
                 is_joined.store(true, Ordering::Relaxed);
                 assert!(first > 1, "seed {seed}: {first}");
                 for clock in first..first + 3 {
                     let seen = pull(worker, table, &keys(3));
                     let least = seen.iter().filter(|count| **count + 1 >= clock as i64).count();
                     assert!(least >= 2 || clock > first, "seed {seed}, {clock}: {seen:?}");
-                    worker.push_last(table, &[key(rank)], &[1i64]).unwrap();
+                    worker.clocks(table).push_last(&[key(rank)], &[1i64]).unwrap();
                 }
             } else {
-                worker.join(table).unwrap();
+                worker.clocks(table).join().unwrap();
                 for _ in 0..20 {
                     pull(worker, table, &keys(3));
                     network.sleep(Duration::from_micros(500));
-                    worker.push_last(table, &[key(rank)], &[1i64]).unwrap();
+                    worker.clocks(table).push_last(&[key(rank)], &[1i64]).unwrap();
                 }
                 // Where nobody takes part any more, a worker begins with iteration 1.
                 while !is_joined.load(Ordering::Relaxed) {
                     network.sleep(Duration::from_micros(500));
                 }
             }
-            let left = worker.leave(table).unwrap();
+            let left = worker.clocks(table).leave().unwrap();
             worker.wait(left).unwrap();
         });
     });
@@ -376,7 +383,7 @@ fn a_lane_is_one_worker() {
     let node = network.spawn("twice", move |network| {
         let mut honest = connect(network, 102, &addresses);
         let model = Model::Ssp { staleness: 0 };
-        let table = honest.create_table(&counters(1, model, 2)).unwrap();
+        let table = honest.admin().create_table(&counters(1, model, 2)).unwrap();
         let mut twice = simulated::endpoint(network, 100);
         let peer = twice.connect(&addresses[0].address).unwrap();
         let mut answers = 0;
@@ -405,10 +412,10 @@ fn a_lane_is_one_worker() {
         twice.lanes.post(peer, pull, &mut Coding::plain()).unwrap();
         (0..9).for_each(|_| poll(&mut twice, &mut answers));
         assert_eq!(answers, 4, "it waits for the second worker");
-        honest.join(table).unwrap();
+        honest.clocks(table).join().unwrap();
         (0..9).for_each(|_| poll(&mut twice, &mut answers));
         assert_eq!(answers, 4, "it waits for the second worker's first iteration");
-        let advanced = honest.advance(table).unwrap();
+        let advanced = honest.clocks(table).advance().unwrap();
         honest.wait(advanced).unwrap();
         (0..9).for_each(|_| poll(&mut twice, &mut answers));
         assert_eq!(answers, 5);

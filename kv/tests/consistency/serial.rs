@@ -41,8 +41,8 @@ pub(crate) fn bsp_to_the_bit(seeds: u64) {
         run(seed, WORKERS, move |network, worker, rank, draws| {
             let spec =
                 TableSpec::new(1, "sum", ValueType::F32, 1).consistency(Model::Bsp, WORKERS as u32);
-            let table = worker.create_table(&spec).unwrap();
-            worker.join(table).unwrap();
+            let table = worker.admin().create_table(&spec).unwrap();
+            worker.clocks(table).join().unwrap();
             for clock in 1..=ITERATIONS {
                 let pulled = worker.pull(table, &[7, u64::MAX]).unwrap();
                 let read = worker.wait(pulled).unwrap().values::<f32>().to_vec();
@@ -54,7 +54,7 @@ pub(crate) fn bsp_to_the_bit(seeds: u64) {
                 );
                 network.sleep(Duration::from_micros(draws.below(500)));
                 let add = contribution(rank, clock, read[0]);
-                worker.push_last(table, &[7, u64::MAX], &[add, add]).unwrap();
+                worker.clocks(table).push_last(&[7, u64::MAX], &[add, add]).unwrap();
             }
             let pulled = worker.pull(table, &[7]).unwrap();
             let read = worker.wait(pulled).unwrap().values::<f32>()[0];
@@ -95,8 +95,9 @@ pub(crate) fn data_centric_to_the_bit(seeds: u64) {
             let range = KeyRange::new(0, WORKERS).unwrap();
             let spec = TableSpec::new(1, "chunks", ValueType::F32, 1).handle("assign").keys(range);
             let model = Model::DataCentric { delay: Some(0), chunk_keys: 1 };
-            let table = worker.create_table(&spec.consistency(model, WORKERS as u32)).unwrap();
-            worker.join(table).unwrap();
+            let table =
+                worker.admin().create_table(&spec.consistency(model, WORKERS as u32)).unwrap();
+            worker.clocks(table).join().unwrap();
             let all: Vec<u64> = (0..WORKERS).collect();
             for clock in 1..=ITERATIONS + 1 {
                 let pulled = worker.pull(table, &all).unwrap();
@@ -104,7 +105,7 @@ pub(crate) fn data_centric_to_the_bit(seeds: u64) {
                 assert_eq!(bits(&read), bits(&serial[clock as usize - 1]), "seed {seed}, {clock}");
                 if clock <= ITERATIONS {
                     network.sleep(Duration::from_micros(draws.below(300)));
-                    worker.push_last(table, &[rank], &[next(rank, clock, &read)]).unwrap();
+                    worker.clocks(table).push_last(&[rank], &[next(rank, clock, &read)]).unwrap();
                 }
             }
         });
@@ -157,8 +158,8 @@ pub(crate) fn parameter_database(
     let ends = Arc::new(Mutex::new(vec![Vec::new(); workers as usize]));
     let results = ends.clone();
     let histories = run(seed, workers, move |network, worker, rank, draws| {
-        let table = worker.create_table(&chunks(workers, delay)).unwrap();
-        worker.join(table).unwrap();
+        let table = worker.admin().create_table(&chunks(workers, delay)).unwrap();
+        worker.clocks(table).join().unwrap();
         let all: Vec<u64> = (0..workers * CHUNK_KEYS).collect();
         for clock in 1..=iterations {
             // Chunk by chunk or all at once.
@@ -173,7 +174,7 @@ pub(crate) fn parameter_database(
             };
             network.sleep(Duration::from_micros(draws.below(300)));
             let next = mix(rank, clock, &read);
-            let pushed = worker.push_last(table, &own_keys(rank), &next).unwrap();
+            let pushed = worker.clocks(table).push_last(&own_keys(rank), &next).unwrap();
             if draws.below(2) == 0 {
                 worker.wait(pushed).unwrap();
             }

@@ -27,13 +27,13 @@ pub(crate) fn announces(seed: u64, staleness: u64, speculation: u64) -> Historie
     let iterations = 10;
     run(seed, workers, move |network, worker, rank, draws| {
         let model = Model::SparseSsp { staleness, speculation };
-        let table = worker.create_table(&counters(1, model, workers)).unwrap();
-        worker.join(table).unwrap();
+        let table = worker.admin().create_table(&counters(1, model, workers)).unwrap();
+        worker.clocks(table).join().unwrap();
         let keys_of = |clock| if clock > iterations { vec![] } else { plan(seed, rank, clock) };
         let mut pulled = VecDeque::new();
         for clock in 1..=1 + speculation {
             let ahead = clock - 1;
-            pulled.push_back(worker.pull_ahead(table, ahead, &keys_of(clock)).unwrap());
+            pulled.push_back(worker.clocks(table).pull_ahead(ahead, &keys_of(clock)).unwrap());
         }
         for clock in 1..=iterations {
             let keys = keys_of(clock);
@@ -49,14 +49,14 @@ pub(crate) fn announces(seed: u64, staleness: u64, speculation: u64) -> Historie
             network.sleep(Duration::from_micros(draws.below(400)));
             if draws.below(3) == 0 {
                 worker.push(table, &keys, &vec![1i64; keys.len()]).unwrap();
-                worker.advance(table).unwrap();
+                worker.clocks(table).advance().unwrap();
             } else {
-                worker.push_last(table, &keys, &vec![1i64; keys.len()]).unwrap();
+                worker.clocks(table).push_last(&keys, &vec![1i64; keys.len()]).unwrap();
             }
             let next = keys_of(clock + 1 + speculation);
-            pulled.push_back(worker.pull_ahead(table, speculation, &next).unwrap());
+            pulled.push_back(worker.clocks(table).pull_ahead(speculation, &next).unwrap());
         }
-        let left = worker.leave(table).unwrap();
+        let left = worker.clocks(table).leave().unwrap();
         worker.wait(left).unwrap();
     })
 }
@@ -80,12 +80,12 @@ fn speculation_lets_a_worker_pass_one_that_shares_no_key() {
                 network.spawn(&format!("worker {rank}"), move |network| {
                     let mut worker = connect(network, 100 + rank as u32, &addresses);
                     let model = Model::SparseSsp { staleness, speculation };
-                    let table = worker.create_table(&counters(1, model, 2)).unwrap();
-                    worker.join(table).unwrap();
+                    let table = worker.admin().create_table(&counters(1, model, 2)).unwrap();
+                    worker.clocks(table).join().unwrap();
                     let keys = [if shares { 5 } else { rank }];
                     let mut pulled = VecDeque::new();
                     for ahead in 0..=speculation {
-                        pulled.push_back(worker.pull_ahead(table, ahead, &keys).unwrap());
+                        pulled.push_back(worker.clocks(table).pull_ahead(ahead, &keys).unwrap());
                     }
                     let mut at_20_ms = 0;
                     let soon = network.now() + Duration::from_millis(20);
@@ -97,10 +97,12 @@ fn speculation_lets_a_worker_pass_one_that_shares_no_key() {
                         if (rank, clock) == (1, 2) {
                             network.sleep(Duration::from_millis(40));
                         }
-                        worker.push_last(table, &keys, &[1i64]).unwrap();
-                        pulled.push_back(worker.pull_ahead(table, speculation, &keys).unwrap());
+                        worker.clocks(table).push_last(&keys, &[1i64]).unwrap();
+                        pulled.push_back(
+                            worker.clocks(table).pull_ahead(speculation, &keys).unwrap(),
+                        );
                     }
-                    let left = worker.leave(table).unwrap();
+                    let left = worker.clocks(table).leave().unwrap();
                     worker.wait(left).unwrap();
                     // The other one stands in iteration 2.
                     let most = 2 + staleness + if shares { 0 } else { speculation };
@@ -128,15 +130,15 @@ fn disclosed_announcements_count_at_once() {
                 network.spawn(&format!("worker {rank}"), move |network| {
                     let mut worker = connect(network, 100 + rank as u32, &addresses);
                     let model = Model::SparseSsp { staleness: 0, speculation: 2 };
-                    let table = worker.create_table(&counters(1, model, 2)).unwrap();
-                    worker.join(table).unwrap();
+                    let table = worker.admin().create_table(&counters(1, model, 2)).unwrap();
+                    worker.clocks(table).join().unwrap();
                     let pull = |worker: &mut Worker, ahead| {
-                        worker.pull_ahead(table, ahead, &[key(rank)]).unwrap()
+                        worker.clocks(table).pull_ahead(ahead, &[key(rank)]).unwrap()
                     };
                     let mut pulled: VecDeque<_> =
                         (0..=2).map(|ahead| pull(&mut worker, ahead)).collect();
                     if discloses {
-                        let told = worker.disclose(table).unwrap();
+                        let told = worker.clocks(table).disclose().unwrap();
                         worker.wait(told).unwrap();
                     }
                     let began = network.now();
@@ -146,10 +148,10 @@ fn disclosed_announcements_count_at_once() {
                         let waited = network.now() > began + Duration::from_millis(10);
                         let has_to = clock > 1 && !discloses;
                         assert!(rank == 1 || waited == has_to, "{discloses}, {clock}");
-                        worker.push_last(table, &[key(rank)], &[1i64]).unwrap();
+                        worker.clocks(table).push_last(&[key(rank)], &[1i64]).unwrap();
                         pulled.push_back(pull(&mut worker, 2));
                     }
-                    let left = worker.leave(table).unwrap();
+                    let left = worker.clocks(table).leave().unwrap();
                     worker.wait(left).unwrap();
                 })
             })

@@ -60,14 +60,14 @@ fn what_loses_nothing_changes_nothing_and_both_ends_count_the_same() {
     for (list, own_count) in lists.iter().flat_map(|list| [(*list, 0), (*list, 2)]) {
         let mut servers = servers(own());
         let mut worker = servers.worker();
-        worker.set_filters(own());
+        worker.admin().set_filters(own());
         let mut spec = table(ValueType::F64, 3).filters(filters(list));
         for _ in 0..own_count {
             spec = spec.own_filter("trim", serde_json::Value::Null);
         }
-        let filtered = worker.create_table(&spec).unwrap();
+        let filtered = worker.admin().create_table(&spec).unwrap();
         let plain = TableSpec { id: 2, ..table(ValueType::F64, 3) };
-        let plain = worker.create_table(&plain).unwrap();
+        let plain = worker.admin().create_table(&plain).unwrap();
         let keys = keys();
         for round in 0..5 {
             // Short ones take another path in plain tables, and in tables that only cache keys.
@@ -83,8 +83,8 @@ fn what_loses_nothing_changes_nothing_and_both_ends_count_the_same() {
             let filtered = std::mem::take(&mut answers[1]);
             assert_eq!(filtered, answers[0], "{list}, round {round}");
         }
-        let at_worker = worker.traffic(filtered).unwrap();
-        assert_eq!(worker.traffic(plain).unwrap(), Traffic::default());
+        let at_worker = worker.info().traffic(filtered).unwrap();
+        assert_eq!(worker.info().traffic(plain).unwrap(), Traffic::default());
         let sent: Vec<_> =
             at_worker.sent.iter().map(|flow| (flow.bytes_in, flow.bytes_out)).collect();
         assert!(sent.windows(2).all(|pair| pair[0].1 == pair[1].0), "{list}: {sent:?}");
@@ -107,13 +107,14 @@ fn what_loses_nothing_changes_nothing_and_both_ends_count_the_same() {
 fn integers_take_bitmaps() {
     let servers = servers(own());
     let mut worker = servers.worker();
-    let counts = worker.create_table(&table(ValueType::I32, 2).filters(filters("zero"))).unwrap();
+    let counts =
+        worker.admin().create_table(&table(ValueType::I32, 2).filters(filters("zero"))).unwrap();
     let keys = keys();
     let values: Vec<i32> =
         (0..2 * keys.len() as i32).map(|i| if i % 7 == 0 { -i } else { 0 }).collect();
     worker.push(counts, &keys, &values).unwrap();
     assert_eq!(pull::<i32>(&mut worker, counts, &keys), values);
-    let (before, after) = flow(&worker.traffic(counts).unwrap(), Stage::Zero);
+    let (before, after) = flow(&worker.info().traffic(counts).unwrap(), Stage::Zero);
     assert!(after < before, "{before} {after}");
 }
 
@@ -122,7 +123,7 @@ fn long_values_are_filtered_like_short_ones() {
     let servers = servers(own());
     let mut worker = servers.worker();
     let spec = table(ValueType::F64, 1000).filters(filters("zero,narrow"));
-    let long = worker.create_table(&spec).unwrap();
+    let long = worker.admin().create_table(&spec).unwrap();
     let keys = keys();
     let values = values(1000 * keys.len(), 3);
     let pushed =
@@ -141,13 +142,14 @@ fn what_is_rounded_or_skipped_is_right_on_average_and_repeats_with_its_seed() {
     let run = |list: &str| {
         let servers = servers(own());
         let mut worker = servers.worker();
-        let table = worker.create_table(&table(ValueType::F64, 2).filters(filters(list))).unwrap();
+        let table =
+            worker.admin().create_table(&table(ValueType::F64, 2).filters(filters(list))).unwrap();
         let (keys, values) = (keys(), values(2 * keys().len(), 11));
         for _ in 0..rounds {
             worker.push(table, &keys, &values).unwrap();
         }
         let sums = pull::<f64>(&mut worker, table, &keys);
-        (values, sums, worker.traffic(table).unwrap())
+        (values, sums, worker.info().traffic(table).unwrap())
     };
     for (list, variance) in [
         // At most a quarter of a step squared each; values lie within 500, so a step is at most
@@ -185,7 +187,8 @@ fn nothing_is_lost_of_what_is_not_significant() {
     let servers = servers(own());
     let mut worker = servers.worker();
     let list = "significant=400,mask,zero,key-cache";
-    let table = worker.create_table(&table(ValueType::F64, 2).filters(filters(list))).unwrap();
+    let table =
+        worker.admin().create_table(&table(ValueType::F64, 2).filters(filters(list))).unwrap();
     let keys = keys();
     let mut sums = vec![0.0; 2 * keys.len()];
     for clock in 1..=20 {
@@ -201,11 +204,11 @@ fn nothing_is_lost_of_what_is_not_significant() {
         let threshold = 400.0 / clock as f64;
         assert!(there.iter().zip(&sums).all(|(a, b)| (a - b).abs() < threshold), "clock {clock}");
     }
-    let flushed = worker.flush(table).unwrap().unwrap();
+    let flushed = worker.filters(table).flush().unwrap().unwrap();
     worker.wait(flushed).unwrap();
     assert_eq!(pull::<f64>(&mut worker, table, &keys), sums);
-    assert!(worker.flush(table).unwrap().is_none());
-    let (before, after) = flow(&worker.traffic(table).unwrap(), Stage::Significant);
+    assert!(worker.filters(table).flush().unwrap().is_none());
+    let (before, after) = flow(&worker.info().traffic(table).unwrap(), Stage::Significant);
     assert!(after < before, "{before} {after}");
 }
 
@@ -214,14 +217,15 @@ fn lossy_filters_can_be_suspended() {
     let servers = servers(own());
     let mut worker = servers.worker();
     let list = "skip=0.3,significant=1e6,quantize=1";
-    let table = worker.create_table(&table(ValueType::F32, 1).filters(filters(list))).unwrap();
+    let table =
+        worker.admin().create_table(&table(ValueType::F32, 1).filters(filters(list))).unwrap();
     let keys = keys();
     let values: Vec<f32> = keys.iter().map(|&key| key as f32 + 0.125).collect();
     worker.push(table, &keys, &values).unwrap();
     assert_eq!(pull::<f32>(&mut worker, table, &keys), vec![0.0; keys.len()], "all is kept");
-    worker.flush(table).unwrap();
+    worker.filters(table).flush().unwrap();
     let before = pull::<f32>(&mut worker, table, &keys);
-    worker.set_lossless(table, true).unwrap();
+    worker.filters(table).set_lossless(true).unwrap();
     worker.push(table, &keys, &values).unwrap();
     let after = pull::<f32>(&mut worker, table, &keys);
     let exact: Vec<f32> =
@@ -234,10 +238,12 @@ fn tables_that_cannot_have_a_filter_are_refused() {
     let servers = servers(own());
     let mut worker = servers.worker();
     let counts = table(ValueType::I64, 1).filters(filters("quantize=2"));
-    let error = worker.create_table(&counts).unwrap_err().to_string();
+    let error = worker.admin().create_table(&counts).unwrap_err().to_string();
     assert!(error.contains("counts are exact"), "{error}");
-    let rounded =
-        worker.create_table(&table(ValueType::F64, 1).filters(filters("quantize=2"))).unwrap();
+    let rounded = worker
+        .admin()
+        .create_table(&table(ValueType::F64, 1).filters(filters("quantize=2")))
+        .unwrap();
     let error = worker.push(rounded, &[1, 2], &[1.0, f64::NAN]).unwrap_err();
     assert!(matches!(&error, Error::Config(why) if why.contains("value 1 ")), "{error}");
     let wide = [f64::MAX, -f64::MAX];
@@ -253,8 +259,8 @@ fn tables_that_cannot_have_a_filter_are_refused() {
 fn blocks_that_are_none_are_refused_and_the_lane_lives() {
     let servers = servers(own());
     let mut worker = servers.worker();
-    worker.create_table(&table(ValueType::F64, 2).filters(filters("zero"))).unwrap();
-    worker.create_table(&TableSpec { id: 2, ..table(ValueType::F64, 2) }).unwrap();
+    worker.admin().create_table(&table(ValueType::F64, 2).filters(filters("zero"))).unwrap();
+    worker.admin().create_table(&TableSpec { id: 2, ..table(ValueType::F64, 2) }).unwrap();
     // A client without filters that makes blocks.
     let lanes = endpoint(any(), &config(16, 1 << 28));
     let mut client = RawLane::to(&servers.addresses[0].address, lanes, Coding::plain());

@@ -12,7 +12,7 @@ use crate::support::Servers;
 
 fn worker(servers: &Servers) -> Worker {
     let mut worker = servers.worker();
-    worker.set_filters(own());
+    worker.admin().set_filters(own());
     worker
 }
 
@@ -28,10 +28,11 @@ fn in_a_stack_with_others_they_lose_nothing() {
         for names in [&["trim"][..], &["turn", "trim"], &["trim", "turn", "trim"]] {
             let servers = servers(own());
             let mut worker = worker(&servers);
-            let plain = worker.create_table(&spec(2, ValueType::F64, 3)).unwrap();
+            let plain = worker.admin().create_table(&spec(2, ValueType::F64, 3)).unwrap();
             let filtered = spec(1, ValueType::F64, 3).filters(stack.parse().unwrap());
             let named = |spec: TableSpec, name: &&str| spec.own_filter(name, json!(null));
-            let filtered = worker.create_table(&names.iter().fold(filtered, named)).unwrap();
+            let filtered =
+                worker.admin().create_table(&names.iter().fold(filtered, named)).unwrap();
             let mut draws = Draws::new(3, 4);
             for round in 0..4 {
                 let count = if round == 3 { 1 } else { 600 };
@@ -50,7 +51,7 @@ fn in_a_stack_with_others_they_lose_nothing() {
                 });
                 assert_eq!(answers[0], answers[1], "{stack} {names:?} {round}");
             }
-            let sent = worker.traffic(filtered).unwrap().sent;
+            let sent = worker.info().traffic(filtered).unwrap().sent;
             let [own, last] = [Stage::Own, Stage::Snappy].map(|stage| sent[stage as usize]);
             // Others may have left no zeros to trim; what is turned gets longer by its head.
             assert!(
@@ -75,8 +76,8 @@ fn noise_has_its_deviation_and_mean_0() {
         let mut worker = worker(&servers);
         let options = json!({ "deviation": 0.5, "seed": seed });
         let spec = spec(1, ValueType::F64, 1).own_filter("noise", options);
-        let table = worker.create_table(&spec.filters(stack.parse().unwrap())).unwrap();
-        worker.set_lossless(table, is_lossless).unwrap();
+        let table = worker.admin().create_table(&spec.filters(stack.parse().unwrap())).unwrap();
+        worker.filters(table).set_lossless(is_lossless).unwrap();
         for _ in 0..rounds {
             let pushed = worker.push(table, &keys, &vec![1.0; keys.len()]).unwrap();
             worker.wait(pushed).unwrap();
@@ -103,10 +104,10 @@ fn unknown_names_are_refused_at_both_ends_with_the_known_ones() {
     let servers = servers(OwnFilters::default());
     let mut stranger = servers.worker();
     let spec = spec(1, ValueType::F64, 1).own_filter("turn", json!(null));
-    let said = stranger.create_table(&spec).unwrap_err().to_string();
+    let said = stranger.admin().create_table(&spec).unwrap_err().to_string();
     assert!(said.contains("filter turn: this worker has noise"), "{said}");
     let mut worker = worker(&servers);
-    let said = worker.create_table(&spec).unwrap_err().to_string();
+    let said = worker.admin().create_table(&spec).unwrap_err().to_string();
     assert!(said.contains("filter turn: this server has noise"), "{said}");
 }
 
@@ -123,9 +124,9 @@ fn what_cannot_be_undone_is_refused() {
     }
     let servers = servers(own());
     let mut worker = servers.worker();
-    worker.set_filters(OwnFilters::default().with("turn", |_| Ok(Box::new(Longer))));
+    worker.admin().set_filters(OwnFilters::default().with("turn", |_| Ok(Box::new(Longer))));
     let spec = spec(1, ValueType::U8, 1).own_filter("turn", json!(null));
-    let table = worker.create_table(&spec).unwrap();
+    let table = worker.admin().create_table(&spec).unwrap();
     let pushed = worker.push(table, &[3], &[1_u8]).unwrap();
     let said = worker.wait(pushed).unwrap_err().to_string();
     assert!(said.contains("2 bytes came for 1"), "{said}");

@@ -76,8 +76,8 @@ fn program(
     let model = Model::DataCentric { delay: Some(delay), chunk_keys: 1 };
     let range = KeyRange::new(0, WORKERS).unwrap();
     let spec = TableSpec::new(1, "chunks", ValueType::I64, 1).handle("assign").keys(range);
-    let table = worker.create_table(&spec.consistency(model, WORKERS as u32))?;
-    worker.join(table)?;
+    let table = worker.admin().create_table(&spec.consistency(model, WORKERS as u32))?;
+    worker.clocks(table).join()?;
     let mut draws = Draws(seed << 8 | rank);
     for clock in 1..=ITERATIONS {
         network.sleep(Duration::from_micros(draws.below(600)));
@@ -87,7 +87,7 @@ fn program(
         let mut ahead = Vec::new();
         if form == Form::Prefetch && !has_read {
             for chunk in &others {
-                ahead.push(worker.pull_ahead(table, 1, &[*chunk])?);
+                ahead.push(worker.clocks(table).pull_ahead(1, &[*chunk])?);
             }
             network.sleep(Duration::from_micros(draws.below(2000)));
         }
@@ -100,7 +100,7 @@ fn program(
             let own = worker.pull(table, &[rank])?;
             worker.wait(own)?;
             worker.wait(pushed)?;
-            worker.advance(table)?;
+            worker.clocks(table).advance()?;
             continue;
         }
         let chunks = if has_read { &all[rank as usize..=rank as usize] } else { &all };
@@ -122,7 +122,7 @@ fn program(
                 let _ = worker.wait(pulled);
             }
         }
-        worker.advance(table)?;
+        worker.clocks(table).advance()?;
         collect(worker, ahead)?;
     }
     let reads = read(worker, table, &(0..WORKERS).collect::<Vec<_>>())?;

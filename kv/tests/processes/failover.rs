@@ -34,7 +34,7 @@ impl App for Push {
         let text = |error: Error| error.to_string();
         let worker = &mut node.worker;
         let replicas = body["replicas"].as_u64().unwrap() as u32;
-        let sums = worker.create_table(&table(replicas)).map_err(text)?;
+        let sums = worker.admin().create_table(&table(replicas)).map_err(text)?;
         let until = clock_ms() + body["ms"].as_u64().unwrap();
         let mut pushed = vec![0_i64; KEYS as usize];
         let mut acknowledged = Vec::new();
@@ -57,7 +57,7 @@ impl App for Push {
 }
 
 fn pull(worker: &mut Worker, replicas: u32) -> Vec<i64> {
-    let sums = worker.create_table(&table(replicas)).unwrap();
+    let sums = worker.admin().create_table(&table(replicas)).unwrap();
     let keys: Vec<u64> = (0..KEYS).collect();
     let pulled = worker.pull(sums, &keys).unwrap();
     worker.wait(pulled).unwrap().values::<i64>().to_vec()

@@ -60,7 +60,7 @@ impl App for Job {
 }
 
 fn push_on(node: &mut WorkerNode, body: &Value) -> Result<(), Error> {
-    let table = node.worker.create_table(&spec())?;
+    let table = node.worker.admin().create_table(&spec())?;
     let until = body["seconds"].as_f64().map(Duration::from_secs_f64);
     let began = Instant::now();
     while until.is_none_or(|until| began.elapsed() < until) {
@@ -147,8 +147,8 @@ fn while_lanes_open() {
         config.node.van = van;
         is_named(launch(&config), "server 1", |cluster| {
             let mut client = cluster.client()?;
-            assert_eq!(client.lanes(), 0);
-            client.create_table(&spec()).map(drop)
+            assert_eq!(client.info().connections(), 0);
+            client.admin().create_table(&spec()).map(drop)
         });
     }
 }
@@ -156,7 +156,7 @@ fn while_lanes_open() {
 fn while_tables_are_made() {
     let cluster = launch(&quick(2, 1));
     let mut client = cluster.client().unwrap();
-    is_named(cluster, "server 0", |_| client.create_table(&spec()).map(drop));
+    is_named(cluster, "server 0", |_| client.admin().create_table(&spec()).map(drop));
 }
 
 fn while_the_driver_pushes() {
@@ -165,7 +165,7 @@ fn while_the_driver_pushes() {
         (config.node.van, config.node.credits) = (van, 48);
         let cluster = launch(&config);
         let mut client = cluster.client().unwrap();
-        let table = client.create_table(&spec()).unwrap();
+        let table = client.admin().create_table(&spec()).unwrap();
         // It waits for room, and for answers.
         is_named(cluster, "server 1", |_| {
             let pushes = (0..1000).map(|_| client.push(table, &keys(), &values()));
@@ -285,7 +285,7 @@ pub(crate) fn drive() {
         std::env::var("CARAVAN_TEST_VAN").map_or(Van::Auto, |van| van.parse().unwrap());
     let mut cluster = launch(&config);
     let mut client = cluster.client().unwrap();
-    let table = client.create_table(&spec()).unwrap();
+    let table = client.admin().create_table(&spec()).unwrap();
     println!("{}", json!(pids(&cluster)));
     let task = cluster.submit(Target::Workers, "compute", &json!({ "seconds": 1.0 })).unwrap();
     println!("{}", json!(cluster.wait(task).unwrap()));

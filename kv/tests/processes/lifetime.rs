@@ -38,7 +38,7 @@ impl App for Job {
             Job::Fail => Err("as it was told".to_owned()),
             Job::Panic => {
                 let spec = TableSpec::new(2, "p", ValueType::F64, 1).handle("panics");
-                let table = node.worker.create_table(&spec).map_err(text)?;
+                let table = node.worker.admin().create_table(&spec).map_err(text)?;
                 let pushed = node.worker.push(table, &[1], &[1f64]).map_err(text)?;
                 node.worker.wait(pushed).map(|_| Value::Null).map_err(text)
             }
@@ -53,7 +53,7 @@ impl App for Job {
             Job::Forever => {
                 let worker = &mut node.worker;
                 let spec = TableSpec::new(1, "t", ValueType::F32, 1000);
-                let table = worker.create_table(&spec).map_err(text)?;
+                let table = worker.admin().create_table(&spec).map_err(text)?;
                 let keys: Vec<u64> = (0..16).map(|i| i * (u64::MAX / 15)).collect();
                 loop {
                     let pulled =
@@ -142,7 +142,7 @@ fn another_process_runs_a_job() {
         }
     };
     let mut client = next.client().unwrap();
-    let table = client.create_table(&TableSpec::new(1, "t", ValueType::F32, 1)).unwrap();
+    let table = client.admin().create_table(&TableSpec::new(1, "t", ValueType::F32, 1)).unwrap();
     let pulled = client.pull(table, &[5]).unwrap();
     assert_eq!(client.wait(pulled).unwrap().values::<f32>(), [0.0]);
     drop(client);
@@ -173,7 +173,8 @@ pub(crate) fn drive() {
         let node = caravan_kv::ClusterConfig::from_env().unwrap().node;
         let mut cluster = Cluster::attach(&node, "outside").unwrap();
         let mut client = cluster.client().unwrap();
-        let table = client.create_table(&TableSpec::new(1, "t", ValueType::I64, 2)).unwrap();
+        let table =
+            client.admin().create_table(&TableSpec::new(1, "t", ValueType::I64, 2)).unwrap();
         let pushed = client.push(table, &[5], &[1i64, 2]).unwrap();
         client.wait(pushed).unwrap();
         let body = json!({ "timeout_ms": 20_000 });

@@ -34,14 +34,14 @@ impl Train {
     /// Pauses before each step.
     fn train(&mut self, node: &mut WorkerNode, pause: Duration) -> caravan_kv::Result<Value> {
         let (rank, workers) = (node.rank as u64, node.workers as u64);
-        let before = node.worker.vans();
+        let before = node.worker.info().vans();
         if rank == 0 {
-            node.worker.open_lanes()?; // the other's open with its requests
+            node.worker.admin().open_connections()?; // the other's open with its requests
         }
-        let opened = node.worker.vans();
+        let opened = node.worker.info().vans();
         let keys = KeyRange::new(0, 2 * workers).unwrap();
         let spec = TableSpec::new(1, "gradients", ValueType::F32, WIDTH as u32);
-        let table = node.worker.create_table(&spec.keys(keys).handle("assign"))?;
+        let table = node.worker.admin().create_table(&spec.keys(keys).handle("assign"))?;
         let mut weights = vec![0.1f32; WIDTH];
         let mut longest = Duration::ZERO;
         for step in 0..STEPS {
@@ -70,7 +70,7 @@ impl Train {
             longest = longest.max(began.elapsed());
         }
         let bits: Vec<u32> = weights.iter().map(|weight| weight.to_bits()).collect();
-        let (vans, van) = (node.worker.vans(), node.worker.van());
+        let (vans, van) = (node.worker.info().vans(), node.worker.info().van());
         let lanes = json!({ "before": before, "opened": opened });
         let seconds = longest.as_secs_f64();
         Ok(json!({ "vans": vans, "van": van, "lanes": lanes, "bits": bits, "longest": seconds }))

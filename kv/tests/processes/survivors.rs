@@ -40,9 +40,9 @@ fn keys() -> Vec<u64> {
 /// Iterates 200 times, and from the 100th on only once the file `goes_on` is there.
 fn iterate(node: &mut WorkerNode, body: &Value) -> Result<Value> {
     let worker = &mut node.worker;
-    let table = worker.create_table(&counters(body)?)?;
+    let table = worker.admin().create_table(&counters(body)?)?;
     let keys = keys();
-    worker.join(table)?;
+    worker.clocks(table).join()?;
     let goes_on = body["goes_on"].as_str().map(PathBuf::from);
     for round in 0..200 {
         // However busy the machine is, nobody ends before the kill.
@@ -52,9 +52,9 @@ fn iterate(node: &mut WorkerNode, body: &Value) -> Result<Value> {
         let pulled = worker.pull(table, &keys)?;
         worker.wait(pulled)?;
         std::thread::sleep(Duration::from_millis(5));
-        worker.push_last(table, &keys[node.rank..=node.rank], &[1i64])?;
+        worker.clocks(table).push_last(&keys[node.rank..=node.rank], &[1i64])?;
     }
-    let left = worker.leave(table)?;
+    let left = worker.clocks(table).leave()?;
     worker.wait(left)?;
     node.barrier("done")?;
     Ok(json!(node.rank))
@@ -87,15 +87,15 @@ fn workers_go_on_without_a_killed_one() {
         let task = cluster.submit(Target::Workers, "iterate", &body).unwrap();
         // Whoever dies before it has joined is waited for: let all come first.
         let mut client = cluster.client().unwrap();
-        let table = client.create_table(&counters(&body).unwrap()).unwrap();
-        while client.freshness(table).unwrap() < 20 {
+        let table = client.admin().create_table(&counters(&body).unwrap()).unwrap();
+        while client.clocks(table).freshness().unwrap() < 20 {
             std::thread::sleep(Duration::from_millis(5));
         }
         signal("KILL", pid_of(&cluster, &format!("worker {}", lost - 1)));
         let began = Instant::now();
-        let killed = client.freshness(table).unwrap();
+        let killed = client.clocks(table).freshness().unwrap();
         std::fs::write(&goes_on, "").unwrap();
-        while client.freshness(table).unwrap() < killed + 2 {
+        while client.clocks(table).freshness().unwrap() < killed + 2 {
             std::thread::sleep(Duration::from_millis(1));
         }
         let (goes_on, beat) = (began.elapsed().as_millis(), config.node.heartbeat.as_millis());
@@ -133,9 +133,9 @@ fn a_table_with_replicas_outlives_a_server_and_a_worker() {
     let body = json!({ "model": model, "live": 4, "table": 1, "replicas": 1, "goes_on": goes_on });
     let task = cluster.submit(Target::Workers, "iterate", &body).unwrap();
     let mut client = cluster.client().unwrap();
-    let table = client.create_table(&counters(&body).unwrap()).unwrap();
+    let table = client.admin().create_table(&counters(&body).unwrap()).unwrap();
     for (fresh, name) in [(20, "server 1"), (40, "worker 0")] {
-        while client.freshness(table).unwrap() < fresh {
+        while client.clocks(table).freshness().unwrap() < fresh {
             std::thread::sleep(Duration::from_millis(5));
         }
         signal("KILL", pid_of(&cluster, name));

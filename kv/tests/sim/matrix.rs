@@ -133,9 +133,9 @@ fn own(rank: u64) -> u64 {
 /// returns how often.
 fn count(hand: &mut Hand<'_>, features: &[Feature]) -> Result<i64> {
     let has_model = features.iter().any(|it| matches!(it, Feature::Model(_)));
-    let table = hand.worker.create_table(&spec(features))?;
+    let table = hand.worker.admin().create_table(&spec(features))?;
     if has_model {
-        hand.worker.join(table)?;
+        hand.worker.clocks(table).join()?;
     }
     hand.oracle.begin();
     let (all, own): (Vec<u64>, _) = ((0..KEYS).collect(), own(hand.rank));
@@ -150,13 +150,13 @@ fn count(hand: &mut Hand<'_>, features: &[Feature]) -> Result<i64> {
         let pushed = hand.worker.push(table, &written, &ones)?;
         rounds += 1;
         if has_model {
-            let ended = hand.worker.advance(table)?;
+            let ended = hand.worker.clocks(table).advance()?;
             hand.worker.wait(ended)?;
         }
         hand.worker.wait(pushed)?;
     }
     if has_model {
-        let left = hand.worker.leave(table)?;
+        let left = hand.worker.clocks(table).leave()?;
         hand.worker.wait(left)?;
     }
     Ok(rounds)
@@ -171,10 +171,10 @@ fn is_shared(features: &[Feature]) -> bool {
 fn shift(hand: &mut Hand<'_>, table: Table) -> Result<()> {
     for _ in 0..8 {
         hand.pause(3000);
-        let shards = hand.worker.shards(table)?;
+        let shards = hand.worker.info().shards(table)?;
         let shard = shards[hand.draws.below(shards.len() as u64) as usize];
         let server = hand.draws.below(3) as usize;
-        let moved = hand.worker.move_shard(table, shard.range.begin(), server)?;
+        let moved = hand.worker.admin().move_shard(table, shard.range.begin(), server)?;
         match hand.worker.wait(moved) {
             // Its lane broke, or too few servers are left.
             Err(error) if STAYS.iter().any(|why| error.to_string().contains(why)) => {}
@@ -186,7 +186,7 @@ fn shift(hand: &mut Hand<'_>, table: Table) -> Result<()> {
 
 /// What somebody besides the workers does, if the features want it.
 fn meddle(hand: &mut Hand<'_>, features: &[Feature]) -> Result<()> {
-    let table = hand.worker.create_table(&spec(features))?;
+    let table = hand.worker.admin().create_table(&spec(features))?;
     if features.contains(&Move) {
         shift(hand, table)?;
     }
@@ -245,7 +245,7 @@ fn count_under(
         (Err(error), _) | (_, Err(error)) => return Some(error.to_string()),
     };
     let sums = sim.spawn("reader", 61, move |hand| -> Result<Vec<i64>> {
-        let table = hand.worker.create_table(&spec(features))?;
+        let table = hand.worker.admin().create_table(&spec(features))?;
         let keys: Vec<u64> = (0..KEYS).collect();
         let pulled = hand.worker.pull(table, &keys)?;
         Ok(hand.worker.wait(pulled)?.values::<i64>().to_vec())

@@ -168,7 +168,7 @@ struct Hand<'a> {
 
 impl Hand<'_> {
     fn create(&mut self, spec: &TableSpec) -> Table {
-        self.worker.create_table(spec).unwrap()
+        self.worker.admin().create_table(spec).unwrap()
     }
 
     /// Sleeps for less than so many microseconds.

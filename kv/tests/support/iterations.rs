@@ -29,8 +29,8 @@ pub(crate) fn iterate(
     rank: u64,
     draws: &mut Draws,
 ) {
-    let table = worker.create_table(spec).unwrap();
-    worker.join(table).unwrap();
+    let table = worker.admin().create_table(spec).unwrap();
+    worker.clocks(table).join().unwrap();
     let keys: Vec<u64> = (0..KEYS).collect();
     let mut pushes = VecDeque::new();
     for _ in 1..=LAST {
@@ -39,7 +39,7 @@ pub(crate) fn iterate(
             worker.wait(pulled).unwrap();
         }
         let push = worker.push(table, &keys, &[1i64; KEYS as usize]).unwrap();
-        let end = worker.advance(table).unwrap();
+        let end = worker.clocks(table).advance().unwrap();
         worker.wait(end).unwrap();
         pushes.push_back(push);
         while pushes.len() > usize::from(rank == 0) {
@@ -47,7 +47,7 @@ pub(crate) fn iterate(
         }
         network.sleep(Duration::from_micros(draws.below(300)));
     }
-    let left = worker.leave(table).unwrap();
+    let left = worker.clocks(table).leave().unwrap();
     worker.wait(left).unwrap();
     pushes.into_iter().for_each(|it| drop(worker.wait(it).unwrap()));
 }

@@ -48,12 +48,12 @@ pub(crate) fn endpoint_with(network: &Network, node: u32, role: u8, credits: u16
 
 /// Makes a server join, and waits until a client has heard of its thread.
 pub(crate) fn join(network: &Network, node: &NodeConfig, client: &mut Worker) -> Node<Ended> {
-    let known = client.server_addresses().count();
+    let known = client.info().addresses().count();
     let node = node.clone();
     let joins = network.spawn(&format!("server {known}"), move |_| {
         join_server(&node, 1, &Handles::default(), false).unwrap()
     });
-    while client.server_addresses().count() == known {
+    while client.info().addresses().count() == known {
         network.sleep(Duration::from_micros(300));
         client.sleep(Duration::ZERO).unwrap();
     }

@@ -306,7 +306,7 @@ fn lost(cluster: &mut Cluster, task: &Task) -> Result<u64> {
     let mut keys = task.keys(0, 1);
     keys.truncate(CHECKED);
     let mut client = cluster.client()?;
-    let table = client.create_table(&worker::spec(task)?)?;
+    let table = client.admin().create_table(&worker::spec(task)?)?;
     let pulled = client.pull(table, &keys)?;
     let sums = client.wait(pulled)?.values::<f32>().to_vec();
     let checked: HashSet<u64> = keys.iter().copied().collect();

@@ -63,10 +63,10 @@ pub(super) fn spec(task: &Task) -> Result<TableSpec> {
 }
 
 fn run(node: &mut WorkerNode, task: &Task) -> Result<Part> {
-    let table = node.worker.create_table(&spec(task)?)?;
-    node.worker.join(table)?;
+    let table = node.worker.admin().create_table(&spec(task)?)?;
+    node.worker.clocks(table).join()?;
     node.barrier("all have joined")?;
-    let (began, sent) = (node.worker.now(), node.worker.counters().bytes_sent);
+    let (began, sent) = (node.worker.now(), node.worker.info().counters().bytes_sent);
     let mut iterating = Iterating { node, task, table, busy: Duration::ZERO, wrong: 0 };
     match task.program {
         Program::Sparse { .. } => iterating.sparse()?,
@@ -77,7 +77,7 @@ fn run(node: &mut WorkerNode, task: &Task) -> Result<Part> {
     let part = Part {
         seconds: (worker.now() - began).as_secs_f64(),
         busy_seconds: busy.as_secs_f64(),
-        bytes_sent: worker.counters().bytes_sent - sent,
+        bytes_sent: worker.info().counters().bytes_sent - sent,
         wrong: 0,
     };
     if matches!(task.program, Program::Regression { .. }) && task.slack() == 0 {
@@ -85,7 +85,7 @@ fn run(node: &mut WorkerNode, task: &Task) -> Result<Part> {
         let pulled = worker.pull(table, &keys)?;
         wrong += u64::from(worker.wait(pulled)?.values::<i32>() != task.serial());
     }
-    let left = worker.leave(table)?;
+    let left = worker.clocks(table).leave()?;
     worker.wait(left)?;
     Ok(Part { wrong, ..part })
 }
@@ -112,7 +112,7 @@ impl Iterating<'_> {
         }
         let mut pushed = match ahead {
             0 => None,
-            _ => Some(self.node.worker.disclose(table)?),
+            _ => Some(self.node.worker.clocks(table).disclose()?),
         };
         for clock in 1..=task.iterations {
             let Some(Announced { keys, pull }) = announced.pop_front() else { break };
@@ -123,7 +123,7 @@ impl Iterating<'_> {
             let Work { reading, ending } = task.work(rank, clock);
             self.compute(reading + ending)?;
             let ones = vec![1f32; keys.len()];
-            pushed = Some(self.node.worker.push_last(table, &keys, &ones)?);
+            pushed = Some(self.node.worker.clocks(table).push_last(&keys, &ones)?);
             if clock < task.iterations {
                 announced.push_back(self.announce(clock + 1 + ahead, ahead)?);
             }
@@ -134,7 +134,7 @@ impl Iterating<'_> {
     /// Pulls the keys of an iteration that is `ahead` ones after this one.
     fn announce(&mut self, clock: u64, ahead: u64) -> Result<Announced> {
         let keys = self.task.keys(self.node.rank, clock);
-        let pull = self.node.worker.pull_ahead(self.table, ahead, &keys)?;
+        let pull = self.node.worker.clocks(self.table).pull_ahead(ahead, &keys)?;
         Ok(Announced { keys, pull })
     }
 
@@ -144,7 +144,7 @@ impl Iterating<'_> {
         let own: Vec<u64> = task.chunk(rank).collect();
         let chunks: Vec<Vec<u64>> =
             (0..task.workers).map(|chunk| task.chunk(chunk).collect()).collect();
-        self.node.worker.cache_keys(table)?;
+        self.node.worker.filters(table).cache_keys()?;
         let mut read = vec![0; own.len() * task.workers];
         let mut pushed = None;
         for clock in 1..=task.iterations {
@@ -157,7 +157,7 @@ impl Iterating<'_> {
                 self.node.worker.wait(pushed)?;
             }
             let next = task.next(rank, clock, &read);
-            pushed = Some(self.node.worker.push_last(table, &own, &next)?);
+            pushed = Some(self.node.worker.clocks(table).push_last(&own, &next)?);
         }
         pushed.map_or(Ok(()), |pushed| self.node.worker.wait(pushed).map(drop))
     }

@@ -69,7 +69,7 @@ impl App for Links {
 
 fn part(node: &mut WorkerNode, task: &Task) -> Result<Part> {
     let (rank, hosts) = (node.rank, node.workers);
-    let all = node.worker.servers();
+    let all = node.worker.info().servers();
     let threads = all / hosts;
     ensure!(
         threads * hosts == all,
@@ -80,7 +80,9 @@ fn part(node: &mut WorkerNode, task: &Task) -> Result<Part> {
         // A key of each server thread.
         let range = KeyRange::new(0, all as u64).context("a fabric has servers")?;
         let spec = TableSpec::new(id, &format!("fabric {bytes}"), ValueType::F32, width);
-        Ok::<Table, anyhow::Error>(node.worker.create_table(&spec.keys(range).handle("assign"))?)
+        Ok::<Table, anyhow::Error>(
+            node.worker.admin().create_table(&spec.keys(range).handle("assign"))?,
+        )
     });
     let tables = [small?, large?];
     let mut links = vec![Link::default(); hosts];
@@ -93,11 +95,11 @@ fn part(node: &mut WorkerNode, task: &Task) -> Result<Part> {
         }
     }
     node.barrier("fabric ends")?;
-    let servers = node.worker.server_addresses().step_by(threads);
-    let vans = node.worker.vans().into_iter().step_by(threads);
-    let ports = node.worker.ports().into_iter().step_by(threads);
+    let servers = node.worker.info().addresses().step_by(threads);
+    let vans = node.worker.info().vans().into_iter().step_by(threads);
+    let ports = node.worker.info().ports().into_iter().step_by(threads);
     Ok(Part {
-        van: node.worker.van(),
+        van: node.worker.info().van(),
         vans: vans.map(|van| van.unwrap_or(MIXED).to_owned()).collect(),
         ports: ports.map(|port| port.map(str::to_owned)).collect(),
         host: rustix::system::uname().nodename().to_string_lossy().into_owned(),

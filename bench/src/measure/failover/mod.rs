@@ -143,9 +143,9 @@ fn measure_fall(
 /// The first key of each shard of the server that falls, and of those of all others: one worker
 /// pushes to each list.
 fn keys_by_worker(client: &mut Worker, threads: usize, server: usize) -> Result<[Vec<u64>; 2]> {
-    let table = client.create_table(&spec()?)?;
+    let table = client.admin().create_table(&spec()?)?;
     let mut keys = [Vec::new(), Vec::new()];
-    for shard in client.shards(table)? {
+    for shard in client.info().shards(table)? {
         let worker = usize::from(shard.server / threads != server);
         keys[worker].push(shard.range.begin());
     }
@@ -164,7 +164,7 @@ fn answers(cluster: &mut Cluster, task: TaskId) -> Result<Vec<Pushed>> {
 /// How many keys do not hold what was acknowledged.
 fn wrong_sums(cluster: &Cluster, pushed: &[Pushed]) -> Result<u64> {
     let mut client = cluster.client()?;
-    let table = client.create_table(&spec()?)?;
+    let table = client.admin().create_table(&spec()?)?;
     let mut wrong = 0;
     for (key, sum) in pushed.iter().flat_map(|it| &it.sums) {
         let pulled = client.pull(table, &[*key])?;

@@ -85,7 +85,7 @@ impl Pushes {
     /// Pushes to the ranges of the server that falls, or as another worker to those of all others.
     fn push(node: &mut WorkerNode, task: &Task) -> Result<Pushed> {
         let worker = &mut node.worker;
-        let table = worker.create_table(&spec()?)?;
+        let table = worker.admin().create_table(&spec()?)?;
         let mine = task.keys.get(node.rank).context("two workers push")?;
         let mut sums: Vec<(u64, i64)> = mine.iter().map(|key| (*key, 0)).collect();
         let mut pauses = Vec::new();

@@ -120,7 +120,7 @@ fn part(node: &mut WorkerNode, task: &Task) -> Result<Part> {
     };
     let Driven { kinds, seconds, late, unsent } = driven;
     let kinds = kinds.map(|kind| KindPart { histogram: encoded(&kind.nanos), wrong: kind.wrong });
-    let van = node.worker.van();
+    let van = node.worker.info().van();
     Ok(Part { van, kinds, seconds, late: encoded(&late), unsent, pushed: store.pushed, sum })
 }
 
@@ -162,7 +162,7 @@ impl Store {
         let width = bytes / size_of::<i32>() / keys;
         let range = KeyRange::new(0, table_keys * KEY_GAP).context("a table needs keys")?;
         let spec = TableSpec::new(table, &format!("load {table}"), ValueType::I32, width as u32);
-        let table = worker.create_table(&spec.keys(range))?;
+        let table = worker.admin().create_table(&spec.keys(range))?;
         let mut ones = worker.memory().allocate(bytes)?;
         i32::view_mut(&mut ones).context("a whole number of values")?.fill(1);
         let named = match zipf {
@@ -236,7 +236,7 @@ impl Store {
 
     /// Frees the rows for the next run.
     fn drop(&self, worker: &mut Worker) -> Result<()> {
-        Ok(worker.drop_table(self.table)?)
+        Ok(worker.admin().drop_table(self.table)?)
     }
 
     fn is_wrong(&self, values: &[i32]) -> bool {

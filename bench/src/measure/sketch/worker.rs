@@ -63,12 +63,12 @@ fn part(node: &mut WorkerNode, task: &Task) -> Result<Part> {
     let Task { table_keys, zipf, cells, hashes, batch, seconds, seed } = *task;
     let range = KeyRange::new(0, keys_end(table_keys)).context("a table needs keys")?;
     let spec = spec(TABLE, "bench sketch", ValueType::U64, range, Options { cells, hashes });
-    let table = node.worker.create_table(&spec)?;
+    let table = node.worker.admin().create_table(&spec)?;
     let mut draws = Draws::new(seed, node.rank as u64);
     let keys = Lists::draw(table_keys, zipf, 1, &mut draws).into_keys();
     node.barrier("sketch begins")?;
     let worker = &mut node.worker;
-    let (began, sent) = (worker.now(), worker.counters().bytes_sent);
+    let (began, sent) = (worker.now(), worker.info().counters().bytes_sent);
     let mut inserts = Inserts::new(worker, table, batch)?;
     let mut rounds = vec![0_u64; keys.chunks(BETWEEN_LOOKS).count()];
     'all: loop {
@@ -84,7 +84,7 @@ fn part(node: &mut WorkerNode, task: &Task) -> Result<Part> {
     }
     inserts.finish(worker)?;
     let seconds = (worker.now() - began).as_secs_f64();
-    let bytes_sent = worker.counters().bytes_sent - sent;
+    let bytes_sent = worker.info().counters().bytes_sent - sent;
     let checked: Vec<u64> =
         (0..CHECKED.min(table_keys)).map(|rank| key_of(rank, table_keys)).collect();
     let mut counts = vec![0; checked.len()];
@@ -105,6 +105,6 @@ fn part(node: &mut WorkerNode, task: &Task) -> Result<Part> {
         _ => Vec::new(),
     };
     ensure!(all > 0, "nothing was inserted in {seconds} s");
-    let (van, pairs) = (node.worker.van(), inserts.pairs());
+    let (van, pairs) = (node.worker.info().van(), inserts.pairs());
     Ok(Part { van, seconds, inserts: all, pairs, bytes_sent, counts, estimates: of_servers })
 }

@@ -67,11 +67,11 @@ impl Waits {
     fn measure(&mut self, node: &mut WorkerNode, task: Task) -> Result<Measured> {
         let seat = match task.scene {
             Scene::OneCore => place::SERVER,
-            Scene::TwoCores | Scene::Bursts => node.worker.servers(),
+            Scene::TwoCores | Scene::Bursts => node.worker.info().servers(),
         };
         place::pin(seat, &node.config);
-        node.worker.open_lanes()?;
-        let van = node.worker.van();
+        node.worker.admin().open_connections()?;
+        let van = node.worker.info().van();
         let mut subject =
             Requests::new(&mut node.worker, &mut self.tables, node.config.eager_bytes);
         subject.prepare(SHAPE)?;

@@ -57,7 +57,7 @@ pub(super) struct Dropped {
 impl Dropped {
     /// Adds the traffic of a table that is not used again.
     fn passed(&mut self, node: &WorkerNode, table: Table) -> Result<(), String> {
-        let traffic = node.worker.traffic(table).map_err(|error| error.to_string())?;
+        let traffic = node.worker.info().traffic(table).map_err(|error| error.to_string())?;
         self.tables = self.tables.plus(&traffic);
         Ok(())
     }
@@ -225,7 +225,7 @@ impl Loading {
     pub(super) fn count(&mut self, node: &mut WorkerNode, spec: &TableSpec) -> Result<(), String> {
         let counts = self.rows.counts().map_err(|error| with_sources(&error))?;
         let (keys, counts) = counts.sorted(|count| count > 0).into_iter().unzip();
-        let table = node.worker.create_table(spec).map_err(|error| error.to_string())?;
+        let table = node.worker.admin().create_table(spec).map_err(|error| error.to_string())?;
         let Counting { keys, counts, .. } = self.counting.insert(Counting { table, keys, counts });
         let pushed = tail::count(&mut node.worker, table, keys, counts);
         pushed.map_err(|error| error.to_string())
@@ -263,7 +263,7 @@ impl Loading {
         let bounds = Bounds::new(&self.rows, &self.labels).map_err(|error| with_sources(&error))?;
         borrow(&mut self.budget, &self.rows, bounds.bytes() + self.distinct * NAMED_BYTES)?;
         let create = |node: &mut WorkerNode| -> caravan_kv::Result<Table> {
-            let table = node.worker.create_table(spec)?;
+            let table = node.worker.admin().create_table(spec)?;
             let (keys, loud) = bounds.above(share);
             push(node, table, &keys, &loud)?;
             Ok(table)

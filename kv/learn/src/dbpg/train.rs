@@ -333,10 +333,10 @@ impl<'a> Driver<'a> {
     fn traffic(&self) -> caravan_kv::Result<Counted> {
         let mut counted = self.counted;
         for table in self.newton.iter().flat_map(Newton::tables) {
-            let own = self.servers.traffic(table)?;
+            let own = self.servers.info().traffic(table)?;
             counted.tables.received = counted.tables.plus(&own).received;
         }
-        counted.frames.pulled += self.servers.counters().bytes_received;
+        counted.frames.pulled += self.servers.info().counters().bytes_received;
         Ok(counted)
     }
 

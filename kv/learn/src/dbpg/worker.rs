@@ -277,7 +277,7 @@ impl App for Dbpg {
             }
             Order::Pass { first, blocks, delay, exact, reset, lossy } => {
                 let (data, training) = self.training()?;
-                let suspended = node.worker.set_lossless(training.table, lossy.is_none());
+                let suspended = node.worker.filters(training.table).set_lossless(lossy.is_none());
                 suspended.map_err(|error| error.to_string())?;
                 if data.disk.is_some() {
                     return Err("first-order passes need columns in memory".to_owned());
@@ -350,7 +350,7 @@ impl Dbpg {
         let Begin { spec, options, newton, curvature, straggle } = begin;
         let keys: Vec<u64> = data.keys().iter().collect();
         let announce = |node: &mut WorkerNode| {
-            let table = node.worker.create_table(&spec)?;
+            let table = node.worker.admin().create_table(&spec)?;
             let task = |tables: Box<newton::Tables>| newton::Task::new(node, &tables, data.budget);
             let newton = newton.map(task).transpose()?;
             node.worker.set_clock(0);

@@ -119,7 +119,7 @@ fn failed(error: caravan_kv::Error) -> Error {
 fn centres(cluster: &mut Cluster, left: &Left) -> caravan_kv::Result<Centres> {
     let Left { clusters, dimensions, .. } = *left;
     let mut client = cluster.client()?;
-    let table = client.create_table(&centres_spec(left))?;
+    let table = client.admin().create_table(&centres_spec(left))?;
     let keys: Vec<u64> = (0..clusters as u64).collect();
     let pulled = client.pull(table, &keys)?;
     Ok(Centres::new(dimensions, client.wait(pulled)?.values::<f64>().to_vec()))

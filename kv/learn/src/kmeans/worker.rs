@@ -113,7 +113,7 @@ impl App for Publishes {
         let centres = centres_of(dimensions, &kept);
         let keys: Vec<u64> = (0..clusters as u64).collect();
         let worker = &mut node.worker;
-        let pushed = worker.create_table(&centres_spec(&left)).and_then(|table| {
+        let pushed = worker.admin().create_table(&centres_spec(&left)).and_then(|table| {
             let pushed = worker.push(table, &keys, centres.values())?;
             worker.wait(pushed)
         });
@@ -177,7 +177,7 @@ impl App for Kmeans {
 
 /// Bytes to and from the servers.
 fn traffic(node: &WorkerNode) -> u64 {
-    let counters = node.worker.counters();
+    let counters = node.worker.info().counters();
     counters.bytes_sent + counters.bytes_received
 }
 
@@ -234,8 +234,8 @@ impl Stage<'_> {
         let dimensions = points.dimensions();
         let keys: Vec<u64> = (0..clusters as u64).collect();
         let spec = sums_spec(self.order, dimensions, self.stage);
-        let table = self.node.worker.create_table(&spec)?;
-        self.node.worker.join(table)?;
+        let table = self.node.worker.admin().create_table(&spec)?;
+        self.node.worker.clocks(table).join()?;
         let mut pushed = None;
         for iteration in 0..iterations {
             let now = self.pull(table, &keys, before)?;
@@ -245,11 +245,11 @@ impl Stage<'_> {
             let entries = now.add(points, chosen, &mut sums);
             self.charge(entries)?;
             pushed.take().map_or(Ok(()), |push| self.node.worker.wait(push).map(drop))?;
-            pushed = Some(self.node.worker.push_last(table, &keys, &sums)?);
+            pushed = Some(self.node.worker.clocks(table).push_last(&keys, &sums)?);
         }
         pushed.map_or(Ok(()), |push| self.node.worker.wait(push).map(drop))?;
         let last = self.pull(table, &keys, before)?;
-        let left = self.node.worker.leave(table)?;
+        let left = self.node.worker.clocks(table).leave()?;
         self.node.worker.wait(left)?;
         let of = |rank: usize| points.len() * rank / workers;
         let objective = last.objective(points, of(self.rank)..of(self.rank + 1));

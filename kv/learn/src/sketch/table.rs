@@ -36,7 +36,7 @@ impl Inserts {
     /// # Errors
     /// [`Error::UnknownTable`].
     pub fn new(worker: &Worker, table: Table, batch: usize) -> Result<Self> {
-        let value = worker.spec(table)?.value;
+        let value = worker.info().spec(table)?.value;
         let (counts, pushed) = (Vec::new(), VecDeque::new());
         Ok(Inserts { table, value, batch: batch.max(1), counts, pushed, pairs: 0 })
     }
@@ -110,7 +110,7 @@ pub fn estimates(worker: &mut Worker, table: Table, keys: &[u64]) -> Result<Vec<
     sorted.dedup();
     let pulled = worker.pull(table, &sorted)?;
     let answer = worker.wait(pulled)?;
-    let counts: Vec<u64> = match worker.spec(table)?.value {
+    let counts: Vec<u64> = match worker.info().spec(table)?.value {
         ValueType::U8 => answer.values::<u8>().iter().map(|&count| count.into()).collect(),
         ValueType::U32 => answer.values::<u32>().iter().map(|&count| count.into()).collect(),
         _ => answer.values::<u64>().to_vec(),
@@ -127,7 +127,8 @@ pub fn estimates(worker: &mut Worker, table: Table, keys: &[u64]) -> Result<Vec<
 /// other error some of it may have been.
 pub fn merge(worker: &mut Worker, from: Table, into: Table) -> Result<()> {
     let ranges = |shards: &[Placed]| shards.iter().map(|it| it.range).collect::<Vec<_>>();
-    let (shards, others) = (ranges(worker.shards(from)?), ranges(worker.shards(into)?));
+    let (shards, others) =
+        (ranges(worker.info().shards(from)?), ranges(worker.info().shards(into)?));
     if shards != others {
         let why = "sketches can be added if their tables have the same keys and shards";
         return Err(Error::Config(why.to_owned()));

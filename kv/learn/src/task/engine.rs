@@ -181,11 +181,11 @@ fn lay_out(cluster: &Cluster, drained: &[usize]) -> caravan_kv::Result<()> {
     let own = cluster.namespace();
     let mut client = cluster.client()?;
     // All tables, under their full names.
-    client.set_namespace("");
-    let tables = client.list_tables("")?;
+    client.admin().set_namespace("");
+    let tables = client.admin().list_tables("")?;
     for spec in tables.into_iter().filter(|spec| spec.namespace == own) {
-        let table = client.create_table(&spec)?;
-        client.rebalance(table, drained)?;
+        let table = client.admin().create_table(&spec)?;
+        client.admin().rebalance(table, drained)?;
     }
     Ok(())
 }

@@ -101,7 +101,7 @@ fn run_job<T: Trainer, R>(
     }
     let load_seconds = began.elapsed().as_secs_f64();
     let mut servers = cluster.client()?;
-    let table = servers.create_table(&spec)?;
+    let table = servers.admin().create_table(&spec)?;
     let began = servers.now();
     let target = Target::Workers;
     let algorithm = PhantomData;
@@ -131,7 +131,7 @@ fn run_local<T: Trainer, R>(
     let load_seconds = began.elapsed().as_secs_f64();
     let mut servers = cluster.client()?;
     let spec = local::published(&spec);
-    let table = servers.create_table(&spec)?;
+    let table = servers.admin().create_table(&spec)?;
     let began = servers.now();
     let algorithm = PhantomData;
     let run = Run::<T> { cluster, target, servers, table, spec, files, algorithm };

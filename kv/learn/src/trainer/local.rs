@@ -144,7 +144,7 @@ impl<T: Trainer> Trained<T> {
     /// Those of the lanes.
     pub(super) fn publish(&mut self, worker: &mut Worker) -> Result<Vec<u64>> {
         let Rows { keys, values, width } = self.rows()?;
-        let table = worker.create_table(&published(&self.spec))?;
+        let table = worker.admin().create_table(&published(&self.spec))?;
         let chunks = keys.chunks(PUSH_KEYS).zip(values.chunks(PUSH_KEYS * width.max(1)));
         for (keys, values) in chunks {
             let pushed = worker.push(table, keys, values)?;

@@ -133,7 +133,7 @@ impl<T: Trainer> App for Task<T> {
                 let root = DataRoot::of(&node.config)?;
                 let trained = local::Trained::<T>::load(&settings, hint, model, (parts, &root))?;
                 let steps = Some(trained.steps());
-                self.local = Some(Local { trained, before: node.worker.counters() });
+                self.local = Some(Local { trained, before: node.worker.info().counters() });
                 serde_json::to_value(Loaded { steps, sights: Vec::new() })
             }
             Order::Publish => {
@@ -148,7 +148,7 @@ impl<T: Trainer> App for Task<T> {
                     .pass(pass)
                     .and_then(|sums| diverged::check::<T>(pass, LOSSES, sums.loss).map(|()| sums));
                 let sums = sums.map_err(|error| with_sources(&error))?;
-                let (now, before) = (node.worker.counters(), local.before);
+                let (now, before) = (node.worker.info().counters(), local.before);
                 let bytes_sent = now.bytes_sent - before.bytes_sent;
                 let bytes_received = now.bytes_received - before.bytes_received;
                 let (steps, left, second) = (local.trained.steps(), None, None);
@@ -162,7 +162,7 @@ impl<T: Trainer> App for Task<T> {
                     diverged::check::<T>(pass, LOSSES, sums.loss)?;
                     let (steps, left) = (training.own_steps(), training.leave_early(node)?);
                     let second = training.second.clone();
-                    let Counters { bytes_sent, bytes_received, .. } = node.worker.counters();
+                    let Counters { bytes_sent, bytes_received, .. } = node.worker.info().counters();
                     Ok(Passed { sums, steps, left, second, bytes_sent, bytes_received })
                 });
                 let passed = passed.map_err(|error| {
@@ -173,7 +173,7 @@ impl<T: Trainer> App for Task<T> {
             }
             Order::Rejoin { clock } => {
                 let table = self.training()?.table;
-                let joined = node.worker.rejoin(table, clock);
+                let joined = node.worker.clocks(table).rejoin(clock);
                 serde_json::to_value(joined.map_err(|error| with_sources(&error))?)
             }
             Order::Keys => serde_json::to_value(self.training()?.seen.keys()),
@@ -210,8 +210,8 @@ impl<T: Trainer> Training<T> {
             while feed.give(node, &mut trainers, &|_| Ok(false))? {}
         }
         let worker = &mut node.worker;
-        let joined = worker.create_table(spec).and_then(|table| {
-            worker.join(table)?;
+        let joined = worker.admin().create_table(spec).and_then(|table| {
+            worker.clocks(table).join()?;
             Ok(table)
         });
         let table = joined.map_err(|error| with_sources(&error))?;
@@ -268,15 +268,15 @@ impl<T: Trainer> Training<T> {
         if !std::mem::take(&mut self.leaves) {
             return Ok(None);
         }
-        let clock = node.worker.iteration(self.table)?;
-        let left = node.worker.leave(self.table)?;
+        let clock = node.worker.clocks(self.table).iteration()?;
+        let left = node.worker.clocks(self.table).leave()?;
         node.worker.wait(left)?;
         Ok(Some(clock))
     }
 
     /// Leaves the table after an error, so that the others can end their pass.
     fn give_up(&mut self, node: &mut WorkerNode) {
-        let left = node.worker.leave(self.table).and_then(|left| node.worker.wait(left));
+        let left = node.worker.clocks(self.table).leave().and_then(|left| node.worker.wait(left));
         // The error that made this worker give up is the one to report.
         drop(left);
     }
@@ -320,7 +320,7 @@ impl<T: Trainer> Training<T> {
                     let timestamp = match T::READS {
                         true => {
                             self.seen.add(&keys);
-                            Some(node.worker.pull_ahead(self.table, ahead, &keys)?)
+                            Some(node.worker.clocks(self.table).pull_ahead(ahead, &keys)?)
                         }
                         false => None,
                     };
@@ -358,12 +358,12 @@ impl<T: Trainer> Training<T> {
             }
             is_ended = Some(part) == last;
             self.pushed.push_back(match is_ended {
-                true => worker.push_last(self.table, keys, values)?,
+                true => worker.clocks(self.table).push_last(keys, values)?,
                 false => worker.push(self.table, keys, values)?,
             });
         }
         if !is_ended {
-            self.pushed.push_back(worker.advance(self.table)?);
+            self.pushed.push_back(worker.clocks(self.table).advance()?);
         }
         // Pushes of this iteration may wait for other workers.
         while self.pushed.len() > PUSHES_MAX * self.trainers.len().max(1) {

@@ -50,7 +50,7 @@ fn start(seed: u64, servers: usize, credits: u16) -> Sim {
 /// Counts rounds whose pushes are answered.
 fn work(hand: &mut Hand<'_>, answered: &AtomicI64) {
     let worker = &mut hand.worker;
-    let [sums, steps, order] = tables(1).map(|spec| worker.create_table(&spec).unwrap());
+    let [sums, steps, order] = tables(1).map(|spec| worker.admin().create_table(&spec).unwrap());
     let keys: Vec<u64> = (0..KEYS).collect();
     for _ in 0..ROUNDS {
         let mut made = vec![

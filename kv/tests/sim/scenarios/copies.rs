@@ -165,14 +165,14 @@ fn clients_of_one_process_are_told_apart() {
         let [sums, _] = tables(1);
         for pushed in [3, 2, 1] {
             let mut client = cluster.client().unwrap();
-            let table = client.create_table(&sums).unwrap();
+            let table = client.admin().create_table(&sums).unwrap();
             for _ in 0..pushed {
                 let timestamp = client.push(table, &[7], &[1_i64]).unwrap();
                 client.wait(timestamp).unwrap();
             }
         }
         let mut client = cluster.client().unwrap();
-        let table = client.create_table(&sums).unwrap();
+        let table = client.admin().create_table(&sums).unwrap();
         let sum = pull::<i64>(&mut client, table)[7];
         drop(client);
         cluster.shutdown().unwrap();
@@ -196,7 +196,7 @@ fn chains_are_filled_up_without_workers() {
     let driver = network.spawn("driver", |network| {
         let cluster = four_servers();
         let mut client = cluster.client().unwrap();
-        let [sums, steps] = tables(1).map(|spec| client.create_table(&spec).unwrap());
+        let [sums, steps] = tables(1).map(|spec| client.admin().create_table(&spec).unwrap());
         let keys: Vec<u64> = (0..KEYS).collect();
         let values: Vec<i64> = (0..KEYS as i64).collect();
         let pushed = client.push(sums, &keys, &values).unwrap();
@@ -270,7 +270,8 @@ fn asynchronous_copies_need_copies_and_no_model() {
         let [spec, _] = tables(0);
         let ssp = tables(1)[0].clone().consistency(Model::Ssp { staleness: 1 }, 1);
         for (spec, says) in [(spec, "give it replicas"), (ssp, "waits for clocks")] {
-            let why = hand.worker.create_table(&spec.asynchronous()).unwrap_err().to_string();
+            let why =
+                hand.worker.admin().create_table(&spec.asynchronous()).unwrap_err().to_string();
             assert!(why.contains("table sums: ") && why.contains(says), "{why}");
         }
     });
@@ -286,16 +287,16 @@ fn tables_are_listed_and_dropped_when_servers_die() {
         let cluster = four_servers();
         let mut creator = cluster.client().unwrap();
         let mut other = cluster.client().unwrap();
-        let [sums, _] = tables(1).map(|spec| creator.create_table(&spec).unwrap());
+        let [sums, _] = tables(1).map(|spec| creator.admin().create_table(&spec).unwrap());
         network.crash("server 0");
-        assert_eq!(other.list_tables("").unwrap().len(), 2);
+        assert_eq!(other.admin().list_tables("").unwrap().len(), 2);
         network.sleep(Duration::from_secs(20)); // chains are filled up
         network.crash("server 1");
-        creator.drop_table(sums).unwrap();
+        creator.admin().drop_table(sums).unwrap();
         network.sleep(Duration::from_secs(20));
         network.crash("server 2");
-        assert_eq!(other.drop_tables("").unwrap(), 1);
-        assert_eq!(creator.list_tables("").unwrap().len(), 0);
+        assert_eq!(other.admin().drop_tables("").unwrap(), 1);
+        assert_eq!(creator.admin().list_tables("").unwrap().len(), 0);
         drop((creator, other));
         cluster.shutdown().unwrap();
     });
@@ -314,8 +315,8 @@ fn a_primary_without_memory_and_its_copy_stay_equal() {
         let mut new = oracle.tell(connect(network, 101, &addresses));
         let [sums, _] = tables(1);
         let sums = sums.filters("".parse().unwrap());
-        let table = known.create_table(&sums).unwrap();
-        assert_eq!(new.create_table(&sums).unwrap(), table);
+        let table = known.admin().create_table(&sums).unwrap();
+        assert_eq!(new.admin().create_table(&sums).unwrap(), table);
         let pushed = known.push(table, &[7], &[1_i64]).unwrap();
         known.wait(pushed).unwrap();
         is_full.store(true, Ordering::Relaxed);
@@ -435,7 +436,7 @@ fn what_was_refused_is_refused_again() {
             let mut worker = oracle.tell(connect(network, 100, &addresses));
             let spec = TableSpec::new(1, "sums", ValueType::I64, 1).handle("charged").replicas(1);
             let spec = spec.placement(Placement::Cut(vec![(0, 0)]));
-            let table = worker.create_table(&spec).unwrap();
+            let table = worker.admin().create_table(&spec).unwrap();
             let pushed = worker.push(table, &[99], &[1_i64]).unwrap();
             worker.wait(pushed).unwrap();
             let (full, ended) = (is_full.clone(), done.clone());

@@ -137,14 +137,14 @@ fn move_and_crash(
     victim: usize,
 ) -> (bool, bool) {
     let Hand { network, mut worker, oracle, mut draws, .. } = hand;
-    let table = worker.create_table(&rows()).unwrap();
-    let there = worker.move_shard(table, 0, 1).unwrap();
+    let table = worker.admin().create_table(&rows()).unwrap();
+    let there = worker.admin().move_shard(table, 0, 1).unwrap();
     worker.wait(there).unwrap();
     let ones = vec![1i64; 2 * KEYS as usize];
     let keys: Vec<u64> = (0..KEYS).collect();
     let pushed = worker.push(table, &keys, &ones).unwrap();
     worker.wait(pushed).unwrap();
-    let back = worker.move_shard(table, 0, 2).unwrap();
+    let back = worker.admin().move_shard(table, 0, 2).unwrap();
     // The crash alone at any instant; or a cut first, soon after the last rows, or some rows.
     let kind = draws.below(4);
     let has_come = |step| oracle.moving(step).is_some();
@@ -169,7 +169,7 @@ fn move_and_crash(
     }
     // Whoever comes now asks server 2, which had the shard first; server 1 is known here.
     let reader = if victim == 1 { stranger } else { &mut worker };
-    let table = reader.create_table(&rows()).unwrap();
+    let table = reader.admin().create_table(&rows()).unwrap();
     let pulled = reader.pull(table, &keys).unwrap();
     assert_eq!(reader.wait(pulled).unwrap().values::<i64>(), ones);
     (failed, true)

@@ -138,7 +138,7 @@ fn lose_the_answer_to_a_read(seed: u64) -> [i64; 2] {
     let writer = sim.spawn("worker 0", 0, move |hand| {
         let (network, oracle) = (hand.network, hand.oracle.clone());
         let table = hand.create(&of_writer);
-        hand.worker.join(table).unwrap();
+        hand.worker.clocks(table).join().unwrap();
         let all: Vec<u64> = (0..CHUNKS).collect();
         let write = |hand: &mut Hand<'_>, keys: &[u64]| {
             hand.pull::<i64>(table, CHUNKS);
@@ -146,7 +146,7 @@ fn lose_the_answer_to_a_read(seed: u64) -> [i64; 2] {
             hand.wait(pushed);
         };
         let end = |hand: &mut Hand<'_>| {
-            let ended = hand.worker.advance(table).unwrap();
+            let ended = hand.worker.clocks(table).advance().unwrap();
             hand.wait(ended);
         };
         write(hand, &all);
@@ -175,7 +175,7 @@ fn lose_the_answer_to_a_read(seed: u64) -> [i64; 2] {
     });
     let reader = sim.spawn("worker 1", 1, move |hand| {
         let table = hand.create(&spec);
-        hand.worker.join(table).unwrap();
+        hand.worker.clocks(table).join().unwrap();
         let mut seen = [0; 3];
         for (clock, seen) in seen.iter_mut().enumerate() {
             hand.network.sleep(Duration::from_millis([0, 15, 0][clock]));
@@ -184,7 +184,7 @@ fn lose_the_answer_to_a_read(seed: u64) -> [i64; 2] {
             let rest: Vec<u64> = (1..CHUNKS).collect();
             let pulled = hand.worker.pull(table, &rest).unwrap();
             hand.worker.wait(pulled).unwrap();
-            let ended = hand.worker.advance(table).unwrap();
+            let ended = hand.worker.clocks(table).advance().unwrap();
             hand.wait(ended);
         }
         assert_eq!(seen[0], 0);
@@ -209,7 +209,7 @@ fn a_clock_waits_for_the_reads_before_it() {
         let sim = quiet(spec.consistency.unwrap().model, 2, 2, 64);
         let nodes = sim.workers(move |hand| {
             let table = hand.create(&spec);
-            hand.worker.join(table).unwrap();
+            hand.worker.clocks(table).join().unwrap();
             // The reader says all that it has to say before anything is written.
             hand.network.sleep(Duration::from_millis(5 + 20 * (1 - hand.rank)));
             let (mut pulls, mut others) = (Vec::new(), Vec::new());
@@ -218,7 +218,7 @@ fn a_clock_waits_for_the_reads_before_it() {
                 if hand.rank == 0 {
                     others.push(hand.worker.push(table, &[0], &[1_i64]).unwrap());
                 }
-                others.push(hand.worker.advance(table).unwrap());
+                others.push(hand.worker.clocks(table).advance().unwrap());
             }
             others.into_iter().for_each(|it| hand.wait(it));
             let seen = pulls.into_iter().map(|it| hand.worker.wait(it).unwrap().values::<i64>()[0]);
@@ -249,7 +249,7 @@ fn an_iteration_under_bsp_has_as_many_pushes_as_one_lane_has_room_for() {
     let sim = quiet(Model::Bsp, 3, 1, 8);
     let worker = sim.spawn("worker 0", 0, move |hand| {
         let table = hand.create(&counters(Model::Bsp, 1, 2));
-        assert_eq!(hand.worker.join(table).unwrap(), 1);
+        assert_eq!(hand.worker.clocks(table).join().unwrap(), 1);
         for clock in 1..=4 {
             let pushed = |worker: &mut Worker, key| worker.push(table, &[key], &[1_i64]);
             let mut waiting = Vec::new();
@@ -270,7 +270,7 @@ fn an_iteration_under_bsp_has_as_many_pushes_as_one_lane_has_room_for() {
                 hand.network.crash(&format!("server {server}"));
                 hand.oracle.lose(server as u64);
             }
-            waiting.push(hand.worker.advance(table).unwrap());
+            waiting.push(hand.worker.clocks(table).advance().unwrap());
             waiting.into_iter().for_each(|it| hand.wait(it));
             let mut expected = vec![0; KEYS as usize];
             for key in keys {
@@ -278,8 +278,8 @@ fn an_iteration_under_bsp_has_as_many_pushes_as_one_lane_has_room_for() {
             }
             assert_eq!(hand.pull::<i64>(table, KEYS), expected);
         }
-        let left = hand.worker.leave(table).unwrap();
-        assert_eq!(hand.worker.join(table).unwrap(), 1, "it takes part anew");
+        let left = hand.worker.clocks(table).leave().unwrap();
+        assert_eq!(hand.worker.clocks(table).join().unwrap(), 1, "it takes part anew");
         hand.wait(left);
     });
     sim.join(worker);
@@ -303,17 +303,17 @@ fn the_pushes_of_an_iteration_go_to_copies_as_one() {
         let spec = spec.consistency(Model::Bsp, workers as u32).replicas(replicas);
         let nodes = sim.workers(move |hand| {
             let table = hand.create(&spec);
-            hand.worker.join(table).unwrap();
+            hand.worker.clocks(table).join().unwrap();
             let keys: Vec<u64> = (0..KEYS).collect();
             for clock in 1..=LAST {
                 hand.pull::<f32>(table, KEYS);
                 let values = pushed(hand.rank, clock);
                 let push = hand.worker.push(table, &keys, &values).unwrap();
-                let end = hand.worker.advance(table).unwrap();
+                let end = hand.worker.clocks(table).advance().unwrap();
                 [push, end].into_iter().for_each(|it| hand.wait(it));
             }
             let sums = hand.pull::<f32>(table, KEYS);
-            let left = hand.worker.leave(table).unwrap();
+            let left = hand.worker.clocks(table).leave().unwrap();
             hand.wait(left);
             sums
         });
@@ -343,7 +343,7 @@ fn what_waits_for_its_turn_is_seldom_looked_at() {
     let sim = quiet(Model::Bsp, 2, 2, 64);
     let nodes = sim.workers(|hand| {
         let table = hand.create(&counters(Model::Bsp, 2, 1));
-        hand.worker.join(table).unwrap();
+        hand.worker.clocks(table).join().unwrap();
         if hand.rank == 1 {
             hand.network.sleep(Duration::from_millis(100)); // the others wait for this one
         }
@@ -353,10 +353,10 @@ fn what_waits_for_its_turn_is_seldom_looked_at() {
             hand.worker.poll().unwrap(); // sends it by itself
             hand.network.sleep(Duration::from_millis(1));
         }
-        waiting.push(hand.worker.advance(table).unwrap());
+        waiting.push(hand.worker.clocks(table).advance().unwrap());
         let all: usize = PUSHES.iter().sum();
         assert_eq!(hand.pull::<i64>(table, KEYS)[0], all as i64);
-        waiting.push(hand.worker.leave(table).unwrap());
+        waiting.push(hand.worker.clocks(table).leave().unwrap());
         waiting.into_iter().for_each(|it| hand.wait(it));
     });
     sim.join_all(nodes);
@@ -371,7 +371,7 @@ fn what_waits_for_its_turn_is_seldom_looked_at() {
 fn a_table_with_replicas_is_not_once() {
     let sim = quiet(Model::Asp, 2, 1, 4);
     let refused = sim.spawn("worker 0", 0, |hand: &mut Hand<'_>| {
-        match hand.worker.create_table(&counters(Model::Asp, 1, 1).once()) {
+        match hand.worker.admin().create_table(&counters(Model::Asp, 1, 1).once()) {
             Err(Error::Config(why)) => assert!(why.contains("knows repeats by itself"), "{why}"),
             other => panic!("{other:?}"),
         }
@@ -386,8 +386,8 @@ impl CountsTo30 {
     fn run(node: &mut WorkerNode, body: &Value) -> Result<u64, Error> {
         let model: Model = serde_json::from_value(body["model"].clone())?;
         let workers = node.workers as u64;
-        let table = node.worker.create_table(&counters(model, workers, 1))?;
-        node.worker.join(table)?;
+        let table = node.worker.admin().create_table(&counters(model, workers, 1))?;
+        node.worker.clocks(table).join()?;
         node.barrier("joined")?;
         let own = [key(node.rank as u64)];
         let mut own_reads = 0;
@@ -397,9 +397,9 @@ impl CountsTo30 {
             let counts = node.worker.wait(pulled)?.values::<i64>().to_vec();
             own_reads += u64::from(counts[node.rank] == clock - 1);
             node.worker.charge(Duration::from_millis(10))?;
-            node.worker.push_last(table, &own, &[1_i64])?;
+            node.worker.clocks(table).push_last(&own, &[1_i64])?;
         }
-        let left = node.worker.leave(table)?;
+        let left = node.worker.clocks(table).leave()?;
         node.worker.wait(left)?;
         Ok(own_reads)
     }
@@ -449,7 +449,7 @@ fn the_others_go_on_without_a_worker_and_a_server() {
             assert_eq!(read, [json!(30), json!(30)], "seed {seed}");
             let mut client = cluster.client().unwrap();
             let model: Model = serde_json::from_value(body["model"].clone()).unwrap();
-            let table = client.create_table(&counters(model, 3, 1)).unwrap();
+            let table = client.admin().create_table(&counters(model, 3, 1)).unwrap();
             let found = pull(&mut client, table);
             let counts = [0, 2].map(|rank| found[key(rank) as usize]);
             assert_eq!(counts, [30, 30], "seed {seed}");

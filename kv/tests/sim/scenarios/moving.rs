@@ -61,7 +61,7 @@ fn a_worker_that_joins_again_during_a_move_reads_what_it_wrote() {
             let table = hand.create(&moved);
             for server in [0, 1].repeat(20) {
                 hand.pause(100);
-                let moved = hand.worker.move_shard(table, 0, server).unwrap();
+                let moved = hand.worker.admin().move_shard(table, 0, server).unwrap();
                 hand.wait(moved);
             }
             hand.oracle.calm_down();
@@ -100,7 +100,7 @@ fn thousands_of_held_requests_are_sent_back_one_by_one() {
         let table = hand.create(&spec.placement(Placement::Cut(vec![(0, 0)])));
         let mut pushed = 0;
         for (turn, to) in [1, 0].repeat(30).into_iter().enumerate() {
-            let moved = hand.worker.move_shard(table, 0, to).unwrap();
+            let moved = hand.worker.admin().move_shard(table, 0, to).unwrap();
             hand.worker.poll().unwrap();
             hand.network.sleep(Duration::from_micros(2 * turn as u64)); // some meet its end
             let push = |_| {
@@ -127,29 +127,30 @@ fn moves_that_cannot_be_are_refused_by_name() {
     let refused = sim.spawn("worker", 0, move |hand| {
         let worker = &mut hand.worker;
         let (spec, keys) = numbers();
-        let table = worker.create_table(&spec).unwrap();
+        let table = worker.admin().create_table(&spec).unwrap();
         let refused = |worker: &mut Worker, server| {
-            let moved = worker.move_shard(table, 0, server).unwrap();
+            let moved = worker.admin().move_shard(table, 0, server).unwrap();
             worker.wait(moved).unwrap_err().to_string()
         };
         let error = refused(worker, 2);
         assert!(error.contains("there is no server thread 2, only 2 from 0 on"), "{error}");
-        let again = worker.move_shard(table, 0, 0).unwrap();
+        let again = worker.admin().move_shard(table, 0, 0).unwrap();
         worker.wait(again).unwrap();
-        assert_eq!(worker.shards(table).unwrap()[0].epoch, 0, "it was there");
+        assert_eq!(worker.info().shards(table).unwrap()[0].epoch, 0, "it was there");
         let values = vec![1i64; 100 * keys.len()];
         let pushed = worker.push(table, &keys, &values).unwrap();
         worker.wait(pushed).unwrap();
-        let [first, second] = [1, 1].map(|server| worker.move_shard(table, 0, server).unwrap());
+        let [first, second] =
+            [1, 1].map(|server| worker.admin().move_shard(table, 0, server).unwrap());
         worker.wait(first).unwrap();
         worker.wait(second).unwrap();
         let spec = TableSpec::new(2, "rounds", ValueType::I64, 1).consistency(Model::Bsp, 1);
-        let rounds = worker.create_table(&spec).unwrap();
-        let moved = worker.move_shard(rounds, 0, 1).unwrap();
+        let rounds = worker.admin().create_table(&spec).unwrap();
+        let moved = worker.admin().move_shard(rounds, 0, 1).unwrap();
         let error = worker.wait(moved).unwrap_err().to_string();
         assert!(error.contains("table rounds has a consistency model"), "{error}");
-        let dropped = worker.move_shard(table, 0, 0).unwrap();
-        worker.drop_table(table).unwrap();
+        let dropped = worker.admin().move_shard(table, 0, 0).unwrap();
+        worker.admin().drop_table(table).unwrap();
         let outcome = worker.wait(dropped);
         assert!(outcome.is_ok() || outcome.unwrap_err().to_string().contains("dropped"));
     });
@@ -165,15 +166,15 @@ fn spread_without(hand: &mut Hand<'_>, lost: usize) {
     let owner = |at| if has_some && at % 4 == 0 { lost } else { next };
     let spec = TableSpec::new(1, "t", ValueType::I64, 1).keys(KeyRange::new(0, 1200).unwrap());
     let firsts = (0..12).map(|at| (100 * at, owner(at) as u32)).collect();
-    let table = worker.create_table(&spec.placement(Placement::Cut(firsts))).unwrap();
+    let table = worker.admin().create_table(&spec.placement(Placement::Cut(firsts))).unwrap();
     let keys: Vec<u64> = (0..1200).collect();
     let values: Vec<i64> = (0..1200).collect();
     let pushed = worker.push(table, &keys, &values).unwrap();
     worker.wait(pushed).unwrap();
     hand.network.crash(&format!("server {lost}"));
     hand.oracle.lose(lost as u64);
-    let moved = worker.rebalance(table, &[]).unwrap();
-    let shards = worker.shards(table).unwrap().to_vec();
+    let moved = worker.admin().rebalance(table, &[]).unwrap();
+    let shards = worker.info().shards(table).unwrap().to_vec();
     let of = |server| shards.iter().filter(|shard| shard.server == server).count();
     let stay = if has_some { 3 } else { 0 };
     assert_eq!(of(lost), stay, "no shard goes to a lost thread, or comes from there: {shards:?}");
@@ -184,7 +185,7 @@ fn spread_without(hand: &mut Hand<'_>, lost: usize) {
     let pulled = worker.pull(table, &keys).unwrap();
     let rows = worker.wait(pulled).unwrap();
     assert!(rows.values::<i64>().iter().map(|row| *row as u64).eq(keys), "they are all there");
-    let error = worker.rebalance(table, &[next, (lost + 2) % 3]).unwrap_err().to_string();
+    let error = worker.admin().rebalance(table, &[next, (lost + 2) % 3]).unwrap_err().to_string();
     assert!(error.contains("not lost is to be drained; leave one"), "{error}");
 }
 
@@ -202,31 +203,32 @@ fn shards_are_spread_over_the_threads_that_live() {
 fn follow_a_table(one: &mut Worker, two: &mut Worker) {
     let at = |server| Placement::Cut(vec![(0, 2), (500, server)]);
     let spec = TableSpec::new(1, "t", ValueType::I64, 1).keys(KeyRange::new(0, 1000).unwrap());
-    let table = one.create_table(&spec.clone().placement(at(5))).unwrap();
+    let table = one.admin().create_table(&spec.clone().placement(at(5))).unwrap();
     let pushed = one.push(table, &[1, 999], &[3i64, 4]).unwrap();
     one.wait(pushed).unwrap();
     for to in [6, 7, 5, 6, 7] {
-        let moved = one.move_shard(table, 999, to).unwrap();
+        let moved = one.admin().move_shard(table, 999, to).unwrap();
         one.wait(moved).unwrap();
     }
-    let joined = two.create_table(&spec.clone().placement(at(5))).unwrap();
-    assert_eq!(two.lanes(), 1, "whoever joins asks the first thread alone");
+    let joined = two.admin().create_table(&spec.clone().placement(at(5))).unwrap();
+    assert_eq!(two.info().connections(), 1, "whoever joins asks the first thread alone");
     let pulled = two.pull(joined, &[1, 999]).unwrap();
     assert_eq!(two.wait(pulled).unwrap().values::<i64>(), [3, 4]);
-    let owners: Vec<usize> = two.shards(joined).unwrap().iter().map(|it| it.server).collect();
+    let owners: Vec<usize> =
+        two.info().shards(joined).unwrap().iter().map(|it| it.server).collect();
     assert_eq!(owners, [2, 7], "and follows the shard to where it is");
-    two.drop_table(joined).unwrap();
+    two.admin().drop_table(joined).unwrap();
     for key in [1, 999] {
         let late = one.push(table, &[key], &[1i64]).unwrap();
         let error = one.wait(late).unwrap_err();
         assert!(matches!(error, Error::TableDropped { .. }), "{error}");
     }
     // Those that had the shard on its way have forgotten it as well.
-    let again = two.create_table(&spec.placement(at(6))).unwrap();
+    let again = two.admin().create_table(&spec.placement(at(6))).unwrap();
     let pulled = two.pull(again, &[1, 999]).unwrap();
     assert_eq!(two.wait(pulled).unwrap().values::<i64>(), [0, 0]);
-    two.drop_table(again).unwrap();
-    assert!(two.list_tables("").unwrap().is_empty());
+    two.admin().drop_table(again).unwrap();
+    assert!(two.admin().list_tables("").unwrap().is_empty());
 }
 
 #[test]

@@ -24,11 +24,12 @@ pub(crate) fn shift(hand: &mut Hand<'_>, tables: &[Table], servers: u64) -> u64 
         hand.pause(2000);
         let (table, shard) = draw(hand, tables);
         let server = hand.draws.below(servers) as usize;
-        let wish = hand.worker.move_shard(table, shard.range.begin(), server).unwrap();
+        let wish = hand.worker.admin().move_shard(table, shard.range.begin(), server).unwrap();
         match hand.worker.wait(wish) {
             Ok(_) => {
                 let is_it = |it: &&caravan_kv::Placed| it.range == shard.range;
-                let now = hand.worker.shards(table).unwrap().iter().find(is_it).unwrap().server;
+                let now =
+                    hand.worker.info().shards(table).unwrap().iter().find(is_it).unwrap().server;
                 assert!(now == server || hand.oracle.lost::<Vec<usize>>().contains(&server));
                 moved += u64::from(server != shard.server);
             }
@@ -94,7 +95,7 @@ fn read_at_one_that_left(seed: u64) -> (i64, bool) {
     let mover = sim.spawn("mover", 60, move |hand| {
         let table = hand.create(&moved);
         hand.oracle.wait_for_workers(hand.network, 2);
-        let wish = hand.worker.move_shard(table, 0, 1).unwrap();
+        let wish = hand.worker.admin().move_shard(table, 0, 1).unwrap();
         hand.wait(wish);
     });
     let pusher = sim.spawn("worker 0", 0, move |hand| {

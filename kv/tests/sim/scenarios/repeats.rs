@@ -48,14 +48,14 @@ fn iterate(
     let [one, other] = keys(rank)[..] else { unreachable!() };
     let first = worker.push(table, &[one], &[1i64])?;
     if ends_last {
-        let last = worker.push_last(table, &[other], &[1i64])?;
+        let last = worker.clocks(table).push_last(&[other], &[1i64])?;
         wait(worker, 0, first)?;
         return wait(worker, 1, last);
     }
     wait(worker, 0, first)?;
     let last = worker.push(table, &[other], &[1i64])?;
     wait(worker, 1, last)?;
-    let advanced = worker.advance(table)?;
+    let advanced = worker.clocks(table).advance()?;
     worker.wait(advanced).map(drop)
 }
 
@@ -63,7 +63,7 @@ fn iterate(
 fn come_back(network: &Network, worker: &mut Worker, table: Table, clock: u64) -> u64 {
     loop {
         let timeout = Duration::from_millis(200);
-        match worker.reconnect(timeout).and_then(|_| worker.rejoin(table, clock)) {
+        match worker.admin().reconnect(timeout).and_then(|_| worker.clocks(table).rejoin(clock)) {
             Ok(first) => return first,
             Err(Error::ServerLost { .. } | Error::Timeout { .. }) => {
                 network.sleep(Duration::from_millis(3));
@@ -77,7 +77,7 @@ fn come_back(network: &Network, worker: &mut Worker, table: Table, clock: u64) -
 fn count(hand: &mut Hand<'_>, spec: &TableSpec, given_up: &GivenUp, returns: &AtomicU64) {
     let (seed, rank) = (hand.seed, hand.rank);
     let table = hand.create(spec);
-    hand.worker.join(table).unwrap();
+    hand.worker.clocks(table).join().unwrap();
     hand.oracle.begin();
     let is_bsp = spec.consistency.is_some_and(|it| it.model == Model::Bsp);
     let (mut clock, mut skipped) = (1, 0);
@@ -180,7 +180,7 @@ fn a_second_push_of_an_iteration_is_a_repeat() {
     alone(|_, workers| {
         let spec = counters(Model::Asp, 2).once();
         let tables: Vec<Table> =
-            workers.iter_mut().map(|it| it.create_table(&spec).unwrap()).collect();
+            workers.iter_mut().map(|it| it.admin().create_table(&spec).unwrap()).collect();
         let [one, other] = workers else { unreachable!() };
         let push = |worker: &mut Worker, keys: &[u64]| {
             let pushed = worker.push(tables[0], keys, &vec![1i64; keys.len()]).unwrap();
@@ -194,8 +194,8 @@ fn a_second_push_of_an_iteration_is_a_repeat() {
         push(one, &[5]).unwrap();
         push(one, &[5]).unwrap();
         assert_eq!(read(one, &[5]), [2]);
-        one.join(tables[0]).unwrap();
-        other.join(tables[1]).unwrap();
+        one.clocks(tables[0]).join().unwrap();
+        other.clocks(tables[1]).join().unwrap();
         push(one, &[10, 20]).unwrap();
         push(one, &[10, 20]).unwrap();
         push(one, &[15, 20]).unwrap();
@@ -204,12 +204,12 @@ fn a_second_push_of_an_iteration_is_a_repeat() {
         assert_eq!(read(one, &[10, 15, 20, 21, 30]), [2, 0, 2, 1, 1]);
         let partly = push(one, &[20, 40]).unwrap_err().to_string();
         assert!(partly.contains("some of the keys 20 to 40 in iteration 1"), "{partly}");
-        let advanced = one.advance(tables[0]).unwrap();
+        let advanced = one.clocks(tables[0]).advance().unwrap();
         one.wait(advanced).unwrap();
         push(one, &[20, 40]).unwrap();
         assert_eq!(read(one, &[20, 40]), [3, 1]);
         let no_model = TableSpec::new(2, "plain", ValueType::I64, 1).once();
-        let refused = one.create_table(&no_model).unwrap_err().to_string();
+        let refused = one.admin().create_table(&no_model).unwrap_err().to_string();
         assert!(refused.contains("consistency model"), "{refused}");
     });
 }
@@ -220,8 +220,8 @@ fn a_refused_push_may_come_again() {
     alone(|_, workers| {
         let spec = TableSpec::new(1, "lines", ValueType::I64, 0).handle("assign");
         let spec = spec.consistency(Model::Asp, 1).once();
-        let table = workers[0].create_table(&spec).unwrap();
-        workers[0].join(table).unwrap();
+        let table = workers[0].admin().create_table(&spec).unwrap();
+        workers[0].clocks(table).join().unwrap();
         let pushed = workers[0].push_varying(table, &[7], &[2], &[1i64, 2]).unwrap();
         workers[0].wait(pushed).unwrap();
         let pushed = workers[0].push_varying(table, &[7], &[1], &[9i64]).unwrap();
@@ -235,24 +235,25 @@ fn a_refused_push_may_come_again() {
 fn a_table_is_as_fresh_as_its_slowest_worker() {
     alone(|_, workers| {
         let spec = counters(Model::Ssp { staleness: 9 }, 2).once();
-        let table = workers[0].create_table(&spec).unwrap();
-        workers[1].create_table(&spec).unwrap();
-        workers[0].join(table).unwrap();
-        assert_eq!(workers[0].freshness(table).unwrap(), 0, "one worker has not come");
-        workers[1].join(table).unwrap();
+        let table = workers[0].admin().create_table(&spec).unwrap();
+        workers[1].admin().create_table(&spec).unwrap();
+        workers[0].clocks(table).join().unwrap();
+        assert_eq!(workers[0].clocks(table).freshness().unwrap(), 0, "one worker has not come");
+        workers[1].clocks(table).join().unwrap();
         for clock in 1..=4u64 {
             for worker in workers.iter_mut() {
-                assert_eq!(worker.freshness(table).unwrap(), clock - 1);
-                let pushed = worker.push_last(table, &[0, u64::MAX], &[1i64, 1]).unwrap();
+                assert_eq!(worker.clocks(table).freshness().unwrap(), clock - 1);
+                let pushed = worker.clocks(table).push_last(&[0, u64::MAX], &[1i64, 1]).unwrap();
                 worker.wait(pushed).unwrap();
             }
         }
-        let left = workers[1].leave(table).unwrap();
+        let left = workers[1].clocks(table).leave().unwrap();
         workers[1].wait(left).unwrap();
-        let pushed = workers[0].push_last(table, &[0], &[1i64]).unwrap();
+        let pushed = workers[0].clocks(table).push_last(&[0], &[1i64]).unwrap();
         workers[0].wait(pushed).unwrap();
-        assert_eq!(workers[0].freshness(table).unwrap(), 5);
-        let plain = workers[0].create_table(&TableSpec::new(2, "p", ValueType::I64, 1)).unwrap();
-        assert!(matches!(workers[0].freshness(plain), Err(Error::Refused { .. })));
+        assert_eq!(workers[0].clocks(table).freshness().unwrap(), 5);
+        let plain =
+            workers[0].admin().create_table(&TableSpec::new(2, "p", ValueType::I64, 1)).unwrap();
+        assert!(matches!(workers[0].clocks(plain).freshness(), Err(Error::Refused { .. })));
     });
 }

@@ -145,7 +145,7 @@ impl Adds {
         let ones = vec![1i64; keys.len()];
         let rows: Vec<i64> = ones.iter().flat_map(|_| [1, 0, 0]).collect();
         for (table, id, values) in [(*sparse, SPARSE, ones), (*dense, DENSE, rows)] {
-            let timestamp = hand.worker.push_runs(table, &run, &values).unwrap();
+            let timestamp = hand.worker.push(table, &run, &values).unwrap();
             let pushed = keys.clone();
             waiting.push_back(Sent { timestamp, table: id, pushed, expected: None });
         }

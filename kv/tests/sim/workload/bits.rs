@@ -123,7 +123,7 @@ impl<'a, 'b> Counting<'a, 'b> {
             return keys;
         }
         let moving = self.moving(tables()[table].id);
-        let shards = self.hand.worker.shards(self.tables[table]).unwrap();
+        let shards = self.hand.worker.info().shards(self.tables[table]).unwrap();
         let any = shards[self.hand.draws.below(shards.len() as u64) as usize].range;
         let range = moving.get(self.hand.draws.below(3) as usize).copied().unwrap_or(any);
         let length = [1, 20, 40][self.hand.draws.below(3) as usize];
@@ -138,7 +138,7 @@ impl<'a, 'b> Counting<'a, 'b> {
     }
 
     fn push(&mut self, number: u64, table: usize, keys: Vec<u64>) -> Sent {
-        let shards = self.hand.worker.shards(self.tables[table]).unwrap();
+        let shards = self.hand.worker.info().shards(self.tables[table]).unwrap();
         let (first, last) = (keys[0], keys[keys.len() - 1]);
         let is_whole = |it: &&Placed| it.range.contains(first) && it.range.contains(last);
         let shard = shards.iter().find(is_whole);
@@ -190,10 +190,11 @@ impl<'a, 'b> Counting<'a, 'b> {
     /// takes.
     fn read(&mut self, table: usize, keys: &[u64]) -> Vec<i64> {
         loop {
-            let read = self.hand.worker.reconnect(Duration::from_millis(50)).and_then(|_| {
-                let pulled = self.hand.worker.pull(self.tables[table], keys)?;
-                self.hand.worker.wait(pulled)
-            });
+            let read =
+                self.hand.worker.admin().reconnect(Duration::from_millis(50)).and_then(|_| {
+                    let pulled = self.hand.worker.pull(self.tables[table], keys)?;
+                    self.hand.worker.wait(pulled)
+                });
             match read {
                 Ok(answer) => {
                     let rows = answer.values::<i64>().chunks(WORKERS);

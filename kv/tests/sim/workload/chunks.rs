@@ -52,7 +52,7 @@ impl Counts {
             panic!("chunks are those of data-centric constraints");
         };
         let table = hand.create(spec);
-        assert_eq!(hand.worker.join(table).unwrap(), 1);
+        assert_eq!(hand.worker.clocks(table).join().unwrap(), 1);
         hand.oracle.begin();
         let all: Vec<u64> = (0..KEYS).collect();
         let mut pushed = vec![0; KEYS as usize];
@@ -84,10 +84,10 @@ impl Counts {
             let own: Vec<u64> = (key(rank)..).take(values.len()).collect();
             own.iter().zip(&values).for_each(|(key, value)| pushed[*key as usize] += value);
             if hand.draws.below(2) == 0 {
-                waiting.push(hand.worker.push_last(table, &own, &values).unwrap());
+                waiting.push(hand.worker.clocks(table).push_last(&own, &values).unwrap());
             } else {
                 waiting.push(hand.worker.push(table, &own, &values).unwrap());
-                waiting.push(hand.worker.advance(table).unwrap());
+                waiting.push(hand.worker.clocks(table).advance().unwrap());
             }
             while waiting.len() > hand.draws.below(6) as usize {
                 let next = hand.draws.below(waiting.len() as u64) as usize;
@@ -97,7 +97,7 @@ impl Counts {
             before = Some(now);
         }
         self.left_at(rank, clock - 1);
-        waiting.push(hand.worker.leave(table).unwrap());
+        waiting.push(hand.worker.clocks(table).leave().unwrap());
         waiting.into_iter().for_each(|it| drop(hand.worker.wait(it).unwrap()));
         pushed
     }

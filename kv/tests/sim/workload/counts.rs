@@ -100,7 +100,7 @@ impl Counts {
         hand.end();
         let table = hand.create(spec);
         let found = hand.pull(table, KEYS);
-        let fresh = hand.worker.freshness(table).unwrap();
+        let fresh = hand.worker.clocks(table).freshness().unwrap();
         Counted { pushed, found, fresh }
     }
 
@@ -140,7 +140,7 @@ impl Counts {
         let Hand { seed, rank, workers, .. } = *hand;
         let is_bsp = spec.consistency.is_some_and(|it| it.model == Model::Bsp);
         let table = hand.create(spec);
-        assert_eq!(hand.worker.join(table).unwrap(), 1);
+        assert_eq!(hand.worker.clocks(table).join().unwrap(), 1);
         hand.oracle.begin();
         let mut pushed = vec![0; KEYS as usize];
         let mut seen = vec![0; KEYS as usize];
@@ -173,20 +173,20 @@ impl Counts {
             pushed[key(rank) as usize] += 1;
             let own = [key(rank)];
             match hand.draws.below(if is_bsp { 2 } else { 3 }) {
-                0 => waiting.push(hand.worker.push_last(table, &own, &[1_i64]).unwrap()),
+                0 => waiting.push(hand.worker.clocks(table).push_last(&own, &[1_i64]).unwrap()),
                 1 => {
                     waiting.push(hand.worker.push(table, &own, &[1_i64]).unwrap());
-                    waiting.push(hand.worker.advance(table).unwrap());
+                    waiting.push(hand.worker.clocks(table).advance().unwrap());
                 }
                 _ => {
                     waiting.push(hand.worker.push_pull(table, &own, &[1_i64]).unwrap());
-                    waiting.push(hand.worker.advance(table).unwrap());
+                    waiting.push(hand.worker.clocks(table).advance().unwrap());
                 }
             }
             if seed % 3 == 0 && rank == 0 && clock % 4 == 2 && spec_has_bound(spec) {
                 let bound = bound_of(spec.consistency.unwrap().model) + clock % 3;
                 self.bound.fetch_max(bound, Ordering::Relaxed);
-                hand.worker.set_bound(table, bound).unwrap();
+                hand.worker.clocks(table).set_bound(bound).unwrap();
             }
             while waiting.len() > hand.draws.below(8) as usize {
                 let next = hand.draws.below(waiting.len() as u64) as usize;
@@ -195,7 +195,7 @@ impl Counts {
             clock += 1;
         }
         self.left_at(rank, clock - 1);
-        waiting.push(hand.worker.leave(table).unwrap());
+        waiting.push(hand.worker.clocks(table).leave().unwrap());
         waiting.into_iter().for_each(|it| drop(hand.worker.wait(it).unwrap()));
         pushed
     }
@@ -210,13 +210,13 @@ impl Counts {
     ) -> Vec<i64> {
         let Hand { seed, rank, workers, .. } = *hand;
         let table = hand.create(spec);
-        assert_eq!(hand.worker.join(table).unwrap(), 1);
+        assert_eq!(hand.worker.clocks(table).join().unwrap(), 1);
         hand.oracle.begin();
         let mut pushed = vec![0; KEYS as usize];
         let (mut announced, mut waiting) = (VecDeque::new(), Vec::new());
         let announce = |worker: &mut Worker, clock: u64, ahead: u64| {
             let keys = touched(seed, [rank, workers, clock + ahead]);
-            worker.pull_ahead(table, ahead, &keys).unwrap()
+            worker.clocks(table).pull_ahead(ahead, &keys).unwrap()
         };
         announced.extend((0..=speculation).map(|ahead| announce(&mut hand.worker, 1, ahead)));
         let mut clock = 1;
@@ -244,10 +244,10 @@ impl Counts {
             pushed[key(rank) as usize] += 1;
             let own = [key(rank)];
             if hand.draws.below(2) == 0 {
-                waiting.push(hand.worker.push_last(table, &own, &[1_i64]).unwrap());
+                waiting.push(hand.worker.clocks(table).push_last(&own, &[1_i64]).unwrap());
             } else {
                 waiting.push(hand.worker.push(table, &own, &[1_i64]).unwrap());
-                waiting.push(hand.worker.advance(table).unwrap());
+                waiting.push(hand.worker.clocks(table).advance().unwrap());
             }
             clock += 1;
             if clock <= ITERATIONS[0] || !hand.oracle.is_calm() {
@@ -259,7 +259,7 @@ impl Counts {
             }
         }
         self.left_at(rank, clock - 1);
-        waiting.push(hand.worker.leave(table).unwrap());
+        waiting.push(hand.worker.clocks(table).leave().unwrap());
         waiting.into_iter().for_each(|it| drop(hand.worker.wait(it).unwrap()));
         pushed
     }

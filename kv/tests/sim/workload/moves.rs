@@ -10,7 +10,7 @@ use crate::sim::Hand;
 /// A random shard of one of these tables.
 pub(crate) fn draw(hand: &mut Hand<'_>, tables: &[Table]) -> (Table, Placed) {
     let table = tables[hand.draws.below(tables.len() as u64) as usize];
-    let shards = hand.worker.shards(table).unwrap();
+    let shards = hand.worker.info().shards(table).unwrap();
     (table, shards[hand.draws.below(shards.len() as u64) as usize])
 }
 
@@ -21,9 +21,9 @@ pub(crate) fn shift(hand: &mut Hand<'_>, tables: &[Table], servers: u64, times: 
         hand.pause(300);
         let (table, shard) = draw(hand, tables);
         let server = hand.draws.below(servers) as usize;
-        let moved = hand.worker.move_shard(table, shard.range.begin(), server).unwrap();
+        let moved = hand.worker.admin().move_shard(table, shard.range.begin(), server).unwrap();
         hand.wait(moved);
-        let shards = hand.worker.shards(table).unwrap();
+        let shards = hand.worker.info().shards(table).unwrap();
         let now = *shards.iter().find(|it| it.range == shard.range).unwrap();
         let moves = u64::from(server != shard.server);
         assert_eq!((now.server, now.epoch), (server, shard.epoch + moves));
@@ -43,7 +43,8 @@ pub(crate) fn shift_on(hand: &mut Hand<'_>, tables: &[Table], servers: u64, ahea
         hand.network.sleep(Duration::from_micros(hand.draws.below(500)));
         let (table, shard) = draw(hand, tables);
         let server = hand.draws.below(servers) as usize;
-        waiting.push_back(hand.worker.move_shard(table, shard.range.begin(), server).unwrap());
+        waiting
+            .push_back(hand.worker.admin().move_shard(table, shard.range.begin(), server).unwrap());
         while waiting.len() > ahead {
             let moved = waiting.pop_front().unwrap();
             wait(hand, moved);

@@ -202,7 +202,7 @@ impl Parts {
         let spec = TableSpec::new(SUMS, "sums", ValueType::I64, 1).handle("sums");
         let spec = spec.keys(KeyRange::new(0, KEYS).unwrap()).placement(Placement::Even(1));
         let table = hand.create(&spec.replicas(self.replicas));
-        let shards = hand.worker.shards(table).unwrap();
+        let shards = hand.worker.info().shards(table).unwrap();
         let shards: Vec<KeyRange> = shards.iter().map(|it| it.range).collect();
         hand.oracle.begin();
         let keys: Vec<u64> = (0..KEYS).collect();

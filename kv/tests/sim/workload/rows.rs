@@ -50,7 +50,8 @@ impl Reference {
         let memory = Pool::new(64 << 20);
         let handles = Handles::default();
         let build = |range| (range, handles.build(spec, range, &memory).unwrap());
-        let shards = worker.shards(table).unwrap().iter().map(|it| build(it.range)).collect();
+        let shards =
+            worker.info().shards(table).unwrap().iter().map(|it| build(it.range)).collect();
         Reference { shards, memory }
     }
 
@@ -174,7 +175,8 @@ pub(crate) fn work(hand: &mut Hand<'_>, replicas: u32) -> ([usize; 2], BTreeMap<
 /// how many pushes were refused, and how many rows went.
 fn work_alone(hand: &mut Hand<'_>, specs: &[TableSpec]) -> [usize; 2] {
     let Hand { network, worker, oracle, draws, seed, .. } = hand;
-    let tables: Vec<Table> = specs.iter().map(|it| worker.create_table(it).unwrap()).collect();
+    let tables: Vec<Table> =
+        specs.iter().map(|it| worker.admin().create_table(it).unwrap()).collect();
     let pairs = tables.iter().zip(specs);
     let mut references: Vec<_> =
         pairs.map(|(table, spec)| Reference::new(worker, *table, spec)).collect();
@@ -223,7 +225,7 @@ fn work_alone(hand: &mut Hand<'_>, specs: &[TableSpec]) -> [usize; 2] {
 /// Pushes to keys of its own in a table of all: once a row has come it counts on, or begins anew.
 fn work_among_others(hand: &mut Hand<'_>, spec: &TableSpec) {
     let Hand { network, worker, oracle, draws, seed, rank: node, .. } = hand;
-    let table = worker.create_table(spec).unwrap();
+    let table = worker.admin().create_table(spec).unwrap();
     oracle.begin();
     let mut sums = BTreeMap::new();
     for round in 0..ROUNDS[1] {

@@ -174,7 +174,7 @@ pub(super) fn run(
         begin - len..begin
     });
     let ranges: Vec<_> = ranges.collect();
-    let threads = servers.servers();
+    let threads = servers.info().servers();
     let active = || (0..ranges.len()).filter(|&block| !ranges[block].is_empty());
     let (directions, sums) =
         (rows(Kind::Direction, threads, active()), rows(Kind::Sum, threads, active()));

@@ -140,8 +140,8 @@ impl Tables {
 
     /// Creates them, or finds them.
     pub(super) fn create(&self, by: &mut caravan_kv::Worker) -> caravan_kv::Result<Open> {
-        let scores = by.create_table(&self.scores)?;
-        let blocks = by.create_table(&self.blocks)?;
+        let scores = by.admin().create_table(&self.scores)?;
+        let blocks = by.admin().create_table(&self.blocks)?;
         Ok(Open { scores, blocks })
     }
 }

@@ -39,7 +39,7 @@ impl Plan {
 
     /// v, from the servers.
     pub(super) fn iterate(&self, servers: &mut Worker, open: Open) -> caravan_kv::Result<Vec<f64>> {
-        let rows = rows(Kind::Iterate, servers.servers(), 0..self.ends.len());
+        let rows = rows(Kind::Iterate, servers.info().servers(), 0..self.ends.len());
         let iterates = task::pull(servers, open.blocks, NOW, &rows)?;
         let mut all = vec![0.0; self.columns.len()];
         for ((_, block), iterate) in rows.iter().zip(iterates) {
@@ -78,7 +78,7 @@ impl Plan {
         width: usize,
         numbers: &[i64],
     ) -> caravan_kv::Result<()> {
-        let rows = rows(kind, servers.servers(), 0..self.ends.len());
+        let rows = rows(kind, servers.info().servers(), 0..self.ends.len());
         let (keys, lengths) = of_rows(&rows, |block| self.block(block).len() * width);
         let own = rows.iter().flat_map(|(_, block)| {
             let columns = self.block(*block);

@@ -181,7 +181,7 @@ impl Run<'_> {
         range: (Scale, f64),
         units: Units,
     ) -> caravan_kv::Result<()> {
-        let threads = self.node.worker.servers();
+        let threads = self.node.worker.info().servers();
         let rows = rows(Kind::Plan, threads, 0..blocks);
         let planned = self.pull(NOW, &rows)?;
         let began = self.node.worker.now();
@@ -245,7 +245,7 @@ impl Run<'_> {
     }
 
     fn sweep(&mut self, first: u64, blocks: &[usize]) -> caravan_kv::Result<()> {
-        let threads = self.node.worker.servers();
+        let threads = self.node.worker.info().servers();
         let began = self.node.worker.now();
         self.task.working.derive_gradients();
         self.spent(began, Duration::ZERO)?;
@@ -269,7 +269,7 @@ impl Run<'_> {
         let active_sets: Vec<Vec<usize>> = (0..working.ends.len())
             .map(|block| working.block(block).filter(|&k| working.is_active(k)).collect())
             .collect();
-        let threads = self.node.worker.servers();
+        let threads = self.node.worker.info().servers();
         let active = || (0..active_sets.len()).filter(|&block| !active_sets[block].is_empty());
         let directions = rows(Kind::Direction, threads, active());
         let sums = rows(Kind::Sum, threads, active());
@@ -303,7 +303,7 @@ impl Run<'_> {
 
     fn follow(&mut self, clock: u64) -> caravan_kv::Result<()> {
         let blocks = 0..self.task.working.ends.len();
-        let directions = rows(Kind::Direction, self.node.worker.servers(), blocks);
+        let directions = rows(Kind::Direction, self.node.worker.info().servers(), blocks);
         let to = self.pull(clock, &directions)?;
         let began = self.node.worker.now();
         // In the order of blocks, however many servers have them: sums within a row are rounded.

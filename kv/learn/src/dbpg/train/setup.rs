@@ -166,7 +166,7 @@ fn drop_tail(
     let filters = filters::of_numbers(&job.filters.table);
     let spec = tail.table(table_range(keys), of.workers, most, of.servers * of.threads, filters)?;
     let spec = spec.replicas(job.replicas);
-    let table = servers.create_table(&spec)?;
+    let table = servers.admin().create_table(&spec)?;
     let _counted: Vec<()> = ask_workers(cluster, &worker::Order::Count { table: spec })?;
     let frequency = tail.frequency;
     let left = ask_workers(cluster, &worker::Order::Frequent { frequency })?;
@@ -184,7 +184,7 @@ fn screen(
 ) -> caravan_kv::Result<Vec<Loaded>> {
     let spec = screen::table(table_range(keys), filters::of_numbers(&job.filters.table));
     let spec = spec.replicas(job.replicas);
-    let table = servers.create_table(&spec)?;
+    let table = servers.admin().create_table(&spec)?;
     let lambda = job.proximal.lambda;
     let share = lambda / cluster.config().workers as f64;
     let _named: Vec<()> = ask_workers(cluster, &worker::Order::Name { table: spec, share })?;
@@ -245,7 +245,7 @@ fn begin(
     let filters = &job.filters.table;
     let workers = cluster.config().workers;
     let weights = weights(job, parts, workers);
-    let table = servers.create_table(&weights)?;
+    let table = servers.admin().create_table(&weights)?;
     let threads = cluster.config().servers * cluster.config().threads;
     let columns = newton::keys_of(keys.first, rule.free.unwrap_or(keys.last));
     let numbers = filters::of_numbers(filters);

@@ -153,9 +153,9 @@ impl Pass<'_> {
         let worker = &self.node.worker;
         let of_newton = newton.iter().flat_map(newton::Task::tables);
         let tables = of_newton.chain([*table]).try_fold(counted.tables, |sum, table| {
-            worker.traffic(table).map(|traffic| sum.plus(&traffic))
+            worker.info().traffic(table).map(|traffic| sum.plus(&traffic))
         })?;
-        let counters = worker.counters();
+        let counters = worker.info().counters();
         let frames = Bytes { pushed: counters.bytes_sent, pulled: counters.bytes_received };
         Ok(Counted { tables, frames, ..*counted })
     }
@@ -193,7 +193,7 @@ impl Pass<'_> {
         let worker = &mut self.node.worker;
         worker.set_clock(task);
         let push = worker.push_varying(*table, keys, lengths, values)?;
-        let pull = worker.pull(*table, keys)?;
+        let pull = worker.pull(*table, &*keys)?;
         let lossy = self.lossy;
         pending.push_back(Pending { task, lossy, asked, push, pull, answer: None });
         Ok(())
