@@ -105,7 +105,7 @@ fn servers_refuse_by_kind() {
     let pushed = worker.push(vectors, &[5], &[1.0]);
     assert_eq!(why(&mut worker, pushed).0, Refusal::Key);
 
-    let once = TableSpec::new(5, "m", ValueType::I64, 1).consistency(Model::Bsp, 1).once();
+    let once = TableSpec::new(5, "m", ValueType::I64, 1).consistency(Model::Asp, 1).once();
     let once = worker.admin().create_table(&once).unwrap();
     worker.clocks(once).join().unwrap();
     let pushed = worker.push(once, &[1, 5], &[1i64, 1]).unwrap();
