@@ -270,6 +270,7 @@ impl Worker {
         }
     }
 
+    #[inline]
     fn push_each<V: Value>(
         &mut self,
         table: Table,
@@ -309,6 +310,7 @@ impl Worker {
         }
     }
 
+    #[inline]
     fn pull_each(&mut self, table: Table, keys: &[u64]) -> Result<Timestamp> {
         self.request(Request::new(Op::Pull, table, keys))
     }
