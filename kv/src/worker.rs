@@ -270,7 +270,8 @@ impl Worker {
         }
     }
 
-    #[inline]
+    // Callers' crates make it, but for tests, which would build for twice as long.
+    #[cfg_attr(not(debug_assertions), inline)]
     fn push_each<V: Value>(
         &mut self,
         table: Table,
@@ -310,7 +311,7 @@ impl Worker {
         }
     }
 
-    #[inline]
+    #[cfg_attr(not(debug_assertions), inline)]
     fn pull_each(&mut self, table: Table, keys: &[u64]) -> Result<Timestamp> {
         self.request(Request::new(Op::Pull, table, keys))
     }
