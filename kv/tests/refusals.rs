@@ -16,6 +16,9 @@ const GIB: usize = 1 << 30;
 /// The operation that creates a table.
 const CREATE: u8 = 4;
 
+/// The operation of a part of a checkpoint; the value 0 cuts a shard.
+const CHECKPOINT: u8 = 23;
+
 fn keys(end: u64) -> KeyRange {
     KeyRange::new(0, end).unwrap()
 }
@@ -113,15 +116,21 @@ fn servers_refuse_by_kind() {
     let pushed = worker.push(once, &[5, 9], &[1i64, 1]);
     assert_eq!(why(&mut worker, pushed).0, Refusal::Order);
 
-    let mut lane = RawLane::to(
-        &servers.addresses[1].address,
-        endpoint(van, &config(16, GIB)),
-        Coding::plain(),
-    );
+    let lane_to = |server: usize| {
+        let address = &servers.addresses[server].address;
+        RawLane::to(address, endpoint(van, &config(16, GIB)), Coding::plain())
+    };
+    let mut lane = lane_to(1);
     let create = serde_json::to_vec(&TableSpec::new(6, "n", ValueType::I64, 1)).unwrap();
     let values = Values::Copied(&create);
     let number = lane.ask(Draft { op: CREATE, values, ..Draft::new(Kind::Request) }).unwrap_err();
     assert_eq!(number.kind, Refusal::NotHead, "{number}");
+
+    let [mut reader, mut another] = [lane_to(0), lane_to(0)];
+    let cut = || Draft { values: Values::Copied(&[0]), ..Draft::new(Kind::Request) };
+    let cut = || Draft { op: CHECKPOINT, table: 1, ..cut() };
+    reader.ask(cut()).unwrap();
+    assert_eq!(another.ask(cut()).unwrap_err().kind, Refusal::Busy);
 
     let mut late = servers.worker();
     let seen = late.admin().create_table(&TableSpec::new(1, "t", ValueType::I64, 1)).unwrap();
