@@ -16,6 +16,8 @@ mod piece;
 mod records;
 mod text;
 
+use crate::refusal::{Refusal, Refused};
+
 pub use changes::recode_changes;
 pub(crate) use changes::{Changes, Row};
 pub use disk::{Disk, Folder, sync_folder};
@@ -44,13 +46,16 @@ impl Wish {
     }
 
     /// Reads the body of a request: the wish, and a piece behind it.
-    pub(crate) fn read(body: &[u8]) -> Result<(Wish, &[u8]), String> {
-        let (first, piece) = body.split_first().ok_or("it says nothing")?;
+    pub(crate) fn read(body: &[u8]) -> Result<(Wish, &[u8]), Refused> {
+        let nothing = || Refusal::Shape.because("it says nothing");
+        let (first, piece) = body.split_first().ok_or_else(nothing)?;
         let wish = match first {
             0 => Wish::Cut,
             1 => Wish::Piece,
             2 => Wish::Put,
-            other => return Err(format!("a checkpoint has no step {other}")),
+            other => {
+                return Err(Refusal::Shape.because(format!("a checkpoint has no step {other}")));
+            }
         };
         Ok((wish, piece))
     }

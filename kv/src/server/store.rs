@@ -33,7 +33,7 @@ pub(crate) struct Rows<V, R: Rule<V>> {
     found: Found,
     /// Charged for the lists of chunks and of found rows.
     memory: Account,
-    /// RowNumbers for which `memory` is charged for `found`.
+    /// Keys for which `memory` is charged for `found`.
     found_max: usize,
 }
 

@@ -1,4 +1,5 @@
-//! Whole tables and shards: a worker creates, lists, drops, moves and spreads them.
+//! Whole tables and shards: a worker creates, lists, drops, moves and spreads them. It also makes
+//! broken lanes anew.
 //!
 //! The first server thread numbers tables. Whoever creates one tells the owners of its shards, and
 //! then the first thread that all of them know it. From then on nobody who joins the table asks its

@@ -158,14 +158,19 @@ pub(super) fn spoil(moving: &mut Option<Box<Moving>>, what: &str) {
     }
 }
 
+/// The rows that a client wishes to put.
+fn rows(body: &[u8]) -> Result<Extract, Refused> {
+    let piece = Piece::decode(body).map_err(|why| Refusal::Shape.because(why))?;
+    Ok(piece.rows)
+}
+
 /// Replaces rows of a shard by those that a client wishes to put there.
 ///
 /// # Errors
 /// The reason why they cannot be its rows.
 pub(super) fn put(shard: &mut dyn Shard, wish: &[u8], memory: &Pool) -> Result<(), Refused> {
-    let (_, body) = Wish::read(wish).map_err(|why| Refusal::Shape.because(why))?;
-    let Extract { keys, lengths, values } =
-        Piece::decode(body).map_err(|why| Refusal::Shape.because(why))?.rows;
+    let (_, body) = Wish::read(wish)?;
+    let Extract { keys, lengths, values } = rows(body)?;
     shard.take(&keys, &lengths, &values, memory)
 }
 
@@ -181,13 +186,10 @@ impl Tables {
         client: Client,
         message: &mut Message,
     ) -> Result<Step, Trouble> {
-        let (wish, body) =
-            Wish::read(message.values()).map_err(|why| Refusal::Shape.because(why))?;
+        let (wish, body) = Wish::read(message.values())?;
         let entry = self.find(message.table(), message.range().begin())?;
         if matches!(wish, Wish::Put) {
-            entry.check_keys(
-                &Piece::decode(body).map_err(|why| Refusal::Shape.because(why))?.rows.keys,
-            )?;
+            entry.check_keys(&rows(body)?.keys)?;
         }
         let has_copies = entry.chain.is_some();
         match wish {
@@ -231,7 +233,7 @@ impl Tables {
         message: &Message,
     ) -> Result<Option<Vec<u8>>, Trouble> {
         let piece_bytes = self.moves.piece_bytes;
-        let (wish, _) = Wish::read(message.values()).map_err(|why| Refusal::Shape.because(why))?;
+        let (wish, _) = Wish::read(message.values())?;
         let entry = self.find(message.table(), message.range().begin())?;
         let Replica { moving, shard, range, spec, .. } = entry;
         let with = moving.as_mut().map(|moving| &mut moving.with);

@@ -504,15 +504,13 @@ fn release_held(
 ///
 /// # Errors
 /// If they are no rows of the table, or it keeps none; if there is no memory for them.
-fn take_versions(entry: &mut Replica, message: &Message) -> Result<(), Trouble> {
+fn take_versions(entry: &mut Replica, message: &Message) -> Result<(), Refused> {
     let versions = entry.admission.as_mut().and_then(|it| it.versions.as_mut());
     let (keys, lengths, values) = (message.keys(), message.lengths(), message.values());
     let Some(versions) = versions.filter(|it| it.fit(keys, lengths, values)) else {
         let count = keys.len();
         return Err(Refusal::Shape
-            .because(format!("{count} rows that were overwritten do not fit this table"))
-            .into());
+            .because(format!("{count} rows that were overwritten do not fit this table")));
     };
-    let entered = versions.enter(message.clock(), keys, lengths, values);
-    Ok(entered?)
+    versions.enter(message.clock(), keys, lengths, values).map_err(Refused::from)
 }
